@@ -1,0 +1,1 @@
+"""The decoder: OpenAI endpoint, MLX, sessions and tiers, on the Mac."""

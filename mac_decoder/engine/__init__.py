@@ -1,0 +1,1 @@
+"""The engine: the MLX thread, and everything that decodes."""
