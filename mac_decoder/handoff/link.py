@@ -1,0 +1,129 @@
+"""What the rest of the decoder knows about the producer: its state, its rates, a handoff.
+
+``ProducerLink`` in ``client`` implements :class:`Link` over a socket. The engine names only
+the types of this file, so that it never sees a socket, a thread or a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from protocol.layout import Slot
+
+LinkName = Literal["off", "connecting", "ready", "down", "refused"]
+"""``off``: no producer configured, or closed. ``connecting``: first attempt under way.
+``ready``: proof exchanged, a PREFILL may be sent. ``down``: not reachable, being retried.
+``refused``: reachable, but of another version, identity or key; retried slowly."""
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """Where the link stands. ``reason`` is a stable code ("" when ready)."""
+
+    name: LinkName
+    reason: str = ""
+    detail: str = ""
+    attempts: int = 0
+    retry_in_s: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether a fetch may be tried now."""
+        return self.name == "ready"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured rates, moving averages over recent handoffs; 0.0 where nothing was measured.
+
+    ``compute_tokens_per_s`` is the producer's prefill, ``wire_bytes_per_s`` the payload rate
+    from first to last frame, ``round_trip_ms`` the last ping.
+    """
+
+    compute_tokens_per_s: float = 0.0
+    wire_bytes_per_s: float = 0.0
+    round_trip_ms: float = 0.0
+    handoffs: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+class Destination(Protocol):
+    """Where the rows of a handoff over ``[cut, end)`` go: ``mac_decoder.kv.shadow.Shadow``."""
+
+    @property
+    def cut(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def place(self, slot: Slot) -> memoryview:
+        """The writable bytes of ``slot``. Any thread; changes nothing; makes no MLX call."""
+        ...
+
+
+class Handoff(Protocol):
+    """A sealed handoff whose bytes are in the shadow. Exactly one of the two ends it.
+
+    As a context manager it discards itself unless :meth:`committed` was called inside.
+    """
+
+    @property
+    def manifest(self) -> Any:
+        """The producer's BEGIN message (``protocol.messages.Begin``)."""
+        ...
+
+    @property
+    def phases_ms(self) -> Mapping[str, float]:
+        """Milliseconds of ``queue``, ``compute``, ``wire`` and ``verify``, measured apart."""
+        ...
+
+    @property
+    def transferred_bytes(self) -> int:
+        """Payload bytes, the manifest's figure."""
+        ...
+
+    def committed(self) -> None:
+        """Say that the cut is installed. Any thread, never blocks; idempotent."""
+        ...
+
+    def discarded(self, reason: str) -> None:
+        """Say that the cut will not be used, and why. Any thread, never blocks."""
+        ...
+
+    def __enter__(self) -> Handoff: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Link(Protocol):
+    """The remote tier: one producer. All methods may be called from any thread."""
+
+    @property
+    def state(self) -> LinkState: ...
+
+    @property
+    def rates(self) -> Rates: ...
+
+    def fetch(
+        self,
+        tokens: Sequence[int],
+        shadow: Destination,
+        *,
+        request_id: str = "",
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda processed, total: None,
+    ) -> Handoff:
+        """Have the producer prefill ``tokens`` and receive ``[shadow.cut, shadow.end)``.
+
+        ``tokens`` is the whole prompt of N tokens, boundary token included, and
+        ``shadow.end == N - 1``. Blocks until the seal is verified. ``cancelled`` is polled
+        at least every 100 ms; ``progress(processed, total)`` is called in this thread.
+        The shadow's bytes are worthless after any error, and may be freed then.
+
+        Raises ``TransferError`` (producer away, died, too slow: ``producer_down``,
+        ``connection_lost``, ``deadline_exceeded``, …), ``IdentityMismatch``,
+        ``PeerProtocolError``, ``IntegrityError``, ``CapacityError``, ``Cancelled``.
+        """
+        ...
