@@ -1,0 +1,66 @@
+# make demo     fetch the small model, run producer and decoder on loopback, ask, answer
+# make test     every test (under ten minutes on 2 cores)
+# make check    format, lint, types, import rules, tests
+# make soak     long loops and the real demo model
+# make bench    the figures of docs/performance.md
+# make venv     only the environment;  make clean  removes it
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PACKAGES := protocol mac_decoder gb10_producer app tests conftest.py
+# Where it is installed (Debian: libopenblas0-pthread), a BLAS whose results depend on shapes, as a GPU's do.
+OPENBLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3))
+# Set to pass options on, as in: make demo ARGS="--compare-local"
+ARGS ?=
+
+.PHONY: venv demo test check lint soak bench clean
+
+venv: $(VENV)/dev.stamp
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$($$python --version)"; \
+			exec $$python -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3" >&2; exit 1
+
+$(VENV)/both.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[both]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/both.stamp
+
+demo: $(VENV)/both.stamp
+	$(BIN)/baton demo $(ARGS)
+
+test: $(VENV)/dev.stamp
+ifneq ($(OPENBLAS),)
+	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -m 'both_blas and not soak' $(ARGS)
+endif
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/ruff check $(PACKAGES)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pyright
+	$(BIN)/lint-imports
+
+check: lint test
+
+soak: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -q -m soak --timeout 3600 $(ARGS)
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536
+	$(BIN)/baton bench ttft
+	$(BIN)/baton bench engine
+	$(BIN)/baton bench exactness
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
