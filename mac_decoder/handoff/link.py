@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from protocol.layout import Slot
 
@@ -92,7 +92,7 @@ class Handoff(Protocol):
         """Say that the cut will not be used, and why. Any thread, never blocks."""
         ...
 
-    def __enter__(self) -> Handoff: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
 

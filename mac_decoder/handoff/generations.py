@@ -1,0 +1,167 @@
+"""Generations: numbers that are used once per pairing key and epoch, whatever crashes.
+
+A generation is drawn from a block that was reserved durably before its first number was
+given out. A crash forgets the rest of a block, which leaves a gap; it never gives a number
+out twice. Several processes may share the file: each reserves its own blocks under a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from protocol.errors import ConfigError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BLOCK: Final = 1024
+"""Numbers reserved by one durable write."""
+
+MAX_SERIES: Final = 64
+"""Series kept in the file. The longest unused goes first: by then its key is long replaced."""
+
+_KEY_TAG: Final = b"baton generations key\x00"
+_MAX_FILE_BYTES: Final = 1 << 16
+
+
+class _Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``reserved`` is the first number of ``(key, epoch)`` that was never reserved."""
+
+    key: str
+    epoch: int
+    reserved: int
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file, least recently used series first."""
+
+    version: int
+    series: tuple[_Series, ...]
+
+
+class Generations:
+    """The generations of one pairing key and epoch, counted upwards from 1.
+
+    ``path`` is a file of this decoder's state directory; it holds a digest of the key, never
+    the key. All methods may be called from any thread.
+    """
+
+    def __init__(self, path: Path, key: bytes, epoch: int) -> None:
+        self._path = path
+        self._key = hashlib.sha256(_KEY_TAG + key).hexdigest()[:32]
+        self._epoch = epoch
+        self._lock = threading.Lock()
+        self._next = 0
+        self._end = 0
+
+    def take(self) -> int:
+        """The next generation, never given out before.
+
+        Raises ``ConfigError`` (``generations_unreadable``) if the file is not ours, and
+        ``TransferError`` (``generations_not_durable``) if a block could not be reserved.
+        """
+        with self._lock:
+            if self._next == self._end:
+                self._next = self._reserve()
+                self._end = self._next + BLOCK
+            taken = self._next
+            self._next += 1
+            return taken
+
+    def _reserve(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _locked(self._path.with_suffix(".lock")):
+                series = list(_read(self._path))
+                first = 1
+                for entry in series:
+                    if (entry.key, entry.epoch) == (self._key, self._epoch):
+                        first = entry.reserved
+                        series.remove(entry)
+                        break
+                series.append(_Series(self._key, self._epoch, first + BLOCK))
+                _write(self._path, _File(1, tuple(series[-MAX_SERIES:])))
+                return first
+        except OSError as error:
+            raise TransferError(
+                f"no generation could be reserved in {self._path.name}: {error.strerror}",
+                reason="generations_not_durable",
+                hint="check the free space and the permissions of the state directory",
+            ) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> tuple[_Series, ...]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return ()
+    try:
+        if len(raw) > _MAX_FILE_BYTES:
+            raise msgspec.ValidationError("too long")
+        decoded = msgspec.json.decode(raw, type=_File)
+        if decoded.version != 1 or any(entry.reserved < 1 for entry in decoded.series):
+            raise msgspec.ValidationError("not a version that is known here")
+    except msgspec.DecodeError as error:
+        # Starting over would use numbers twice: only a new pairing makes that harmless.
+        raise ConfigError(
+            f"{path.name} is not a file of generations",
+            reason="generations_unreadable",
+            field=path.name,
+            hint="pair again, then remove the file",
+        ) from error
+    return decoded.series
+
+
+def _write(path: Path, content: _File) -> None:
+    """Replace ``path`` durably: exclusive temporary file, sync, rename, directory sync."""
+    # Nobody else writes while the lock is held: one that is there was left by a crash.
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    try:
+        try:
+            remaining = memoryview(msgspec.json.encode(content))
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining) :]
+            _sync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _sync(directory)
+    finally:
+        os.close(directory)
+
+
+def _sync(descriptor: int) -> None:
+    # os.fsync on macOS reaches the drive's cache only.
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        fcntl.fcntl(descriptor, full_sync)
+    else:
+        os.fsync(descriptor)
