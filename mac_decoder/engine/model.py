@@ -1,0 +1,98 @@
+"""Loading a checkpoint into mlx-lm so that it means what torch means, or refusing it.
+
+No file is edited: what mlx-lm would misread is passed beside the file (see
+``protocol/architectures``). The layout that both machines derived from the configuration must
+be the one that the loaded model has, measured on its own caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
+
+from mac_decoder.engine.weights import adapted
+from mac_decoder.kv.install import layout_of
+from protocol.checkpoint import Checkpoint
+from protocol.errors import ConfigError
+from protocol.layout import Layout
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that can decode, with its tokenizer.
+
+    ``stop_token_ids`` end a turn; ``vocabulary`` is the number of logits.
+    """
+
+    model: Any
+    tokenizer: TokenizerWrapper
+    checkpoint: Checkpoint
+    stop_token_ids: frozenset[int]
+    vocabulary: int
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model's caches, declared and measured alike."""
+        return self.checkpoint.layout
+
+
+def load(checkpoint: Checkpoint) -> LoadedModel:
+    """Load weights and tokenizer; on the MLX thread.
+
+    Raises ``ConfigError``: ``model_unloadable`` when mlx-lm cannot read the checkpoint,
+    ``cache_kind_unsupported``, ``layout_differs`` when the model's own caches are not what the
+    table declares, ``model_not_finite`` when a first token has no finite logits.
+    """
+    architecture = checkpoint.architecture
+
+    def classes(config: dict[str, Any]) -> tuple[type, type]:
+        model_class, arguments_class = _get_classes(config)
+        return adapted(model_class, architecture.mlx_weights), arguments_class
+
+    try:
+        model, config = load_model(
+            checkpoint.path,
+            model_config=architecture.mlx_overrides(checkpoint.config),
+            get_model_classes=classes,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        # mlx-lm's own ways to say that configuration and weights do not fit its model.
+        raise ConfigError(
+            f"mlx-lm cannot load {checkpoint.name} as {architecture.name}: {error}",
+            reason="model_unloadable",
+            field="model_type",
+            found=architecture.name,
+        ) from error
+    _check_layout(model, checkpoint.layout)
+    vocabulary = _check_finite(model)
+    tokenizer = load_tokenizer(checkpoint.path, eos_token_ids=config.get("eos_token_id"))
+    stops = frozenset(int(token) for token in tokenizer.eos_token_ids)
+    return LoadedModel(model, tokenizer, checkpoint, stops, vocabulary)
+
+
+def _check_layout(model: Any, declared: Layout) -> None:
+    measured = layout_of(model)
+    if measured == declared:
+        return
+    pairs = zip(measured.layers, declared.layers, strict=False)
+    differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    found, expected = differing or (len(measured.layers), len(declared.layers))
+    raise ConfigError(
+        "the loaded model's caches are not what its configuration declares",
+        reason="layout_differs",
+        field="layout",
+        found=found,
+        expected=expected,
+    )
+
+
+def _check_finite(model: Any) -> int:
+    """The vocabulary's size, after a look at the logits of one token."""
+    logits = model(mx.array([[0]]))[0, -1].astype(mx.float32)
+    if not mx.all(mx.isfinite(logits)).item():
+        raise ConfigError("the model's logits are not finite", reason="model_not_finite")
+    return int(logits.shape[-1])

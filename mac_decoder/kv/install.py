@@ -1,0 +1,189 @@
+"""From a complete shadow to mlx-lm's caches, and from caches back to rows and states.
+
+All functions run on the MLX thread, on caches with a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from mac_decoder.kv import full, recurrent, sliding
+from mac_decoder.kv.composite import Entry, entries
+from mac_decoder.kv.elements import carrier, dtype_name
+from mac_decoder.kv.shadow import Shadow
+from protocol.errors import EngineFault, IdentityMismatch, IntegrityError
+from protocol.layout import (
+    KEY,
+    STATE,
+    VALUE,
+    AttentionLayer,
+    Dtype,
+    FullLayer,
+    LayerLayout,
+    Layout,
+    RecurrentLayer,
+    SlidingLayer,
+)
+
+_KINDS: dict[type, type] = {
+    FullLayer: KVCache,
+    SlidingLayer: RotatingKVCache,
+    RecurrentLayer: ArraysCache,
+}
+
+
+def layout_of(model: Any) -> Layout:
+    """The layout that ``model`` has, measured on its own caches after one token.
+
+    Raises ``ConfigError`` for a kind of cache or element type that cannot be carried over.
+    """
+    caches = make_prompt_cache(model)
+    entries(caches)
+    mx.eval(model(mx.array([[0]]), cache=caches))
+    return Layout(tuple(_measure(entry) for entry in entries(caches)))
+
+
+def _measure(entry: Entry) -> LayerLayout:
+    layer, member, cache = entry
+    if isinstance(cache, KVCache):
+        return full.measure(cache, layer, member)
+    if isinstance(cache, RotatingKVCache):
+        return sliding.measure(cache, layer, member)
+    return recurrent.measure(cache, layer, member)
+
+
+def build(model: Any, layout: Layout, shadow: Shadow) -> list[Any]:
+    """One cache per layer of ``model``, at position ``shadow.end`` in every layer.
+
+    ``layout`` is the model's (see :func:`layout_of`). Everything that can refuse does so before
+    the shadow gives up its memory: ``IdentityMismatch`` (``layout_differs``) for another
+    layout, ``IntegrityError`` (``shadow_incomplete``) for one that is not full. Nothing is
+    copied: the arrays are views of the shadow's memory, which is used up afterwards.
+    """
+    if shadow.layout != layout:
+        raise IdentityMismatch(
+            "the shadow was made for another layout",
+            components=("engine",),
+            reason="layout_differs",
+            field="layout",
+            found=shadow.layout.digest().hex(),
+            expected=layout.digest().hex(),
+        )
+    shadow.check_complete()
+    caches = make_prompt_cache(model)
+    found = _matched(caches, layout)
+    for index, (entry, layer) in enumerate(zip(found, layout.layers, strict=True)):
+        match layer, entry.cache:
+            case RecurrentLayer(), ArraysCache() as cache:
+                numbers = range(len(layer.states))
+                recurrent.install(cache, [shadow.take(index, STATE + n) for n in numbers])
+            case FullLayer(), KVCache() as cache:
+                keys, values = shadow.take(index, KEY), shadow.take(index, VALUE)
+                full.install(cache, keys, values, shadow.end)
+            case SlidingLayer(), RotatingKVCache() as cache:
+                keys, values = shadow.take(index, KEY), shadow.take(index, VALUE)
+                sliding.install(cache, keys, values, shadow.end)
+    check_position(caches, shadow.end)
+    return caches
+
+
+def check_position(caches: Sequence[Any], position: int) -> None:
+    """Raise ``EngineFault`` (``position_differs``) unless every layer is at ``position``.
+
+    Recurrent states do not know their position, so only their presence is checked.
+    """
+    for layer, _member, cache in entries(caches):
+        if isinstance(cache, ArraysCache):
+            good = all(array is not None for array in cache.cache)
+            found: object = "states" if good else "none"
+        else:
+            found = cache.offset
+            good = found == position
+        if not good:
+            raise EngineFault(
+                "a layer's cache is not at the position it should be at",
+                reason="position_differs",
+                field=f"layer {layer}",
+                found=found,
+                expected=position,
+            )
+
+
+def extract(
+    caches: Sequence[Any], layout: Layout, position: int
+) -> dict[tuple[int, int], np.ndarray]:
+    """All rows and states of ``caches`` at ``position`` in the wire's form.
+
+    Keys are ``(index, role)`` as in ``regions(layout, 0, position)``, values flat ``uint8``
+    copies, rows position-major. Raises ``EngineFault`` (``position_differs``) for another
+    position, ``IntegrityError`` for arrays that are not the layout's.
+    """
+    check_position(caches, position)
+    found: dict[tuple[int, int], np.ndarray] = {}
+    pairs = zip(_matched(caches, layout), layout.layers, strict=True)
+    for index, (entry, layer) in enumerate(pairs):
+        match layer, entry.cache:
+            case RecurrentLayer(), ArraysCache() as cache:
+                arrays = zip(layer.states, recurrent.states(cache), strict=True)
+                for number, (state, array) in enumerate(arrays):
+                    _check_array(array, (1, *state.shape), state.dtype)
+                    found[index, STATE + number] = _bytes(array[0])
+            case FullLayer(), KVCache() as cache:
+                for role in (KEY, VALUE):
+                    found[index, role] = _row_bytes(full.rows(cache, role), layer, role, position)
+            case SlidingLayer(), RotatingKVCache() as cache:
+                count = min(position, layer.window)
+                for role in (KEY, VALUE):
+                    found[index, role] = _row_bytes(sliding.rows(cache, role), layer, role, count)
+    return found
+
+
+def canonical(caches: Sequence[Any]) -> None:
+    """Put every ring in temporal order with exactly its last ``window`` rows, in place."""
+    for entry in entries(caches):
+        if isinstance(entry.cache, RotatingKVCache):
+            sliding.canonical(entry.cache)
+
+
+def _matched(caches: Sequence[Any], layout: Layout) -> list[Entry]:
+    found = entries(caches)
+    places = [(entry.layer, entry.member, type(entry.cache)) for entry in found]
+    expected = [(layer.layer, layer.member, _KINDS[type(layer)]) for layer in layout.layers]
+    if places != expected:
+        raise IdentityMismatch(
+            "the model's caches are not those of the layout",
+            components=("engine",),
+            reason="layout_differs",
+            field="layout",
+        )
+    return found
+
+
+def _row_bytes(array: mx.array, layer: AttentionLayer, role: int, count: int) -> np.ndarray:
+    """The bytes of ``(1, heads, count, dim)`` position-major."""
+    width = layer.key_dim if role == KEY else layer.value_dim
+    _check_array(array, (1, layer.heads, count, width), layer.dtype)
+    return _bytes(array[0].transpose(1, 0, 2))
+
+
+def _check_array(array: mx.array, shape: tuple[int, ...], dtype: Dtype) -> None:
+    found = (array.shape, dtype_name(array))
+    if found != (shape, dtype):
+        raise IntegrityError(
+            "a cache's array is not the layout's",
+            reason="layout_differs",
+            field="shape",
+            found=found,
+            expected=(shape, dtype),
+        )
+
+
+def _bytes(array: mx.array) -> np.ndarray:
+    """A copy of the array's bytes in C order."""
+    carried = mx.contiguous(array).view(carrier(dtype_name(array)))
+    return np.array(carried, copy=True).reshape(-1).view(np.uint8)

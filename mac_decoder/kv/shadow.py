@@ -1,0 +1,170 @@
+"""The shadow: where a handoff is assembled before any request can see it.
+
+It owns one piece of mlx memory per region of the whole cut ``[0, end)``. Rows and states are
+received straight into it from another thread; nothing is copied until the caches are used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mac_decoder.kv.elements import carrier, mlx_dtype
+from protocol.errors import IntegrityError, LocalProtocolError
+from protocol.layout import STATE, Layout, Region, Slot, regions
+
+PAGE = 4096
+_PREFAULT_CHUNK = 512 * PAGE
+
+
+class Gap(NamedTuple):
+    """Rows ``[first, last)`` of ``(index, role)`` that no frame carries; the decoder holds them."""
+
+    index: int
+    role: int
+    first: int
+    last: int
+
+
+class _Memory:
+    """One region's memory; ``filled`` counts the bytes handed out for writing, in order."""
+
+    def __init__(self, region: Region, received_from: int) -> None:
+        self.region = region
+        self.array = mx.empty(region.shape, dtype=carrier(region.dtype))
+        mx.eval(self.array)
+        view = np.array(self.array, copy=False).reshape(-1).view(np.uint8)
+        self.view: memoryview = view.data
+        self.pages = view
+        rows = region.last - region.first
+        self.row_bytes = region.nbytes // rows if rows else 0
+        self.received_at = (received_from - region.first) * self.row_bytes
+        self.held = 0
+        self.filled = self.received_at
+        self.lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        return self.held == self.received_at and self.filled == self.region.nbytes
+
+
+class Shadow:
+    """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``.
+
+    Made and consumed on the MLX thread; ``place``, ``place_held`` and ``prefault`` make no MLX
+    call and may run on other threads. Rows below ``cut`` that the cut still needs (see
+    ``gaps``) are placed by the decoder from what it holds.
+    """
+
+    def __init__(self, layout: Layout, cut: int, end: int) -> None:
+        """Reserve the memory of all regions; its pages are touched when written.
+
+        Raises ``ValueError`` unless ``0 <= cut < end``.
+        """
+        if not 0 <= cut < end:
+            raise ValueError(f"need 0 <= cut < end, got cut={cut}, end={end}")
+        self.layout = layout
+        self.cut = cut
+        self.end = end
+        received = {(r.index, r.role): r.first for r in regions(layout, cut, end)}
+        self._memory = {
+            (r.index, r.role): _Memory(r, received[r.index, r.role])
+            for r in regions(layout, 0, end)
+        }
+        self.nbytes = sum(memory.region.nbytes for memory in self._memory.values())
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """What the decoder itself must place with ``place_held``; empty for a full handoff."""
+        found: list[Gap] = []
+        for (index, role), memory in self._memory.items():
+            if memory.received_at:
+                first = memory.region.first
+                found.append(
+                    Gap(index, role, first, first + memory.received_at // memory.row_bytes)
+                )
+        return tuple(found)
+
+    def place(self, slot: Slot) -> memoryview:
+        """The writable bytes of ``slot``, to be filled by the caller.
+
+        Slots of one region come in the order of the schedule. Raises ``LocalProtocolError``
+        (``shadow_misplaced``) for a slot that is out of order, repeated or beyond the region.
+        """
+        memory = self._memory.get((slot.index, slot.role))
+        if memory is None:
+            raise _misplaced("no such region", slot, None)
+        start = memory.received_at + slot.offset
+        with memory.lock:
+            if start != memory.filled or not 0 < slot.nbytes <= memory.region.nbytes - start:
+                raise _misplaced("out of order or too long", slot, memory.filled)
+            memory.filled = start + slot.nbytes
+        return memory.view[start : start + slot.nbytes]
+
+    def place_held(self, gap: Gap) -> memoryview:
+        """The writable bytes of one of ``gaps``, each to be filled once.
+
+        Raises ``LocalProtocolError`` (``shadow_misplaced``) for anything else.
+        """
+        memory = self._memory.get((gap.index, gap.role))
+        if memory is None or gap not in self.gaps() or memory.held:
+            raise LocalProtocolError(
+                "these rows are not the decoder's to place", reason="shadow_misplaced"
+            )
+        memory.held = memory.received_at
+        return memory.view[: memory.received_at]
+
+    def prefault(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Touch every page that nothing was placed into yet, so that receiving need not wait.
+
+        For another thread, while the producer computes. A region's lock is held for one chunk
+        of pages at a time, and only bytes beyond those handed out are written.
+        """
+        for memory in self._memory.values():
+            offset, nbytes = 0, memory.region.nbytes
+            while offset < nbytes:
+                if cancelled():
+                    return
+                with memory.lock:
+                    # Held rows lie below, received ones above: skip both as they fill.
+                    offset = max(offset, memory.filled)
+                    stop = min(offset + _PREFAULT_CHUNK, nbytes)
+                    memory.pages[offset:stop:PAGE] = 0
+                offset = stop
+
+    def check_complete(self) -> None:
+        """Raise ``IntegrityError`` (``shadow_incomplete``) unless every byte was placed."""
+        for memory in self._memory.values():
+            if not memory.complete:
+                raise IntegrityError(
+                    "a region of the cut was not filled",
+                    reason="shadow_incomplete",
+                    field=f"layer {memory.region.index} role {memory.region.role}",
+                    found=memory.filled,
+                    expected=memory.region.nbytes,
+                )
+
+    def take(self, index: int, role: int) -> mx.array:
+        """Give up a region: ``(1, heads, rows, dim)``, or a state with a batch axis of one.
+
+        A view of the same memory, which lives on in the array alone.
+        """
+        memory = self._memory.pop((index, role))
+        memory.view.release()
+        array = memory.array.view(mlx_dtype(memory.region.dtype))
+        if role >= STATE:
+            return array[None]
+        return array.transpose(1, 0, 2)[None]
+
+
+def _misplaced(what: str, slot: Slot, filled: int | None) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"a frame cannot be placed: {what}",
+        reason="shadow_misplaced",
+        field=f"layer {slot.index} role {slot.role}",
+        found=slot.offset,
+        expected=filled,
+    )

@@ -1,0 +1,322 @@
+"""Reading a checkpoint's directory: configuration, safetensors headers, digests, identity.
+
+The one module of this package that reads files: both machines must describe the same directory
+in the same way, so they share the reader. Tensors are never loaded here, only hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from protocol.architectures import Architecture, resolve, text_config
+from protocol.errors import ConfigError
+from protocol.identity import Identity, identity_from_parts
+from protocol.layout import Dtype, Layout
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes hashed so far and their total."""
+
+_CHUNK: Final = 4 << 20
+_MAX_HEADER: Final = 100 << 20
+"""The safetensors format's own limit on its JSON header."""
+
+_FLOATS: Final[dict[str, Dtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_CARRIED: Final = frozenset({*_FLOATS, "U32", "U8", "I64", "I32", "BOOL"})
+_TOKENIZER_FILES: Final = (
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What both machines know about a model before they load it.
+
+    ``dtype`` is that of keys and values; ``quantisation`` is mlx's description or ``None``;
+    ``nbytes`` the size of all weight files.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    architecture: Architecture
+    layout: Layout
+    dtype: Dtype
+    quantisation: dict[str, Any] | None
+    max_context: int
+    identity: Identity
+    weight_files: tuple[Path, ...]
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The directory's name, for people; two models may share it."""
+        return self.path.resolve().name
+
+
+def read_checkpoint(
+    model_dir: Path, digest_cache: Path | None = None, progress: Progress | None = None
+) -> Checkpoint:
+    """Describe the checkpoint in ``model_dir``.
+
+    Digests are remembered in the file ``digest_cache`` by path, size, modification time and
+    inode. Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
+    ``architecture_unsupported``, ``quantisation_unsupported``, ``weights_truncated``,
+    ``weights_dtype_unsupported``.
+    """
+    raw = read_config(model_dir)
+    config = _decode_floats(raw)
+    architecture = resolve(config)
+    quantisation = _quantisation(config)
+    weight_files = tuple(sorted(model_dir.glob("model*.safetensors")))
+    if not weight_files:
+        raise ConfigError(
+            f"there are no weights (model*.safetensors) in {model_dir}",
+            reason="model_missing",
+            hint="baton model import makes a checkpoint",
+        )
+    dtype = _kv_dtype(weight_files)
+    layout = architecture.layout(config, dtype)
+    max_context = int(text_config(config)["max_position_embeddings"])
+    tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
+    tokenizer_files += sorted(model_dir.glob("*.tiktoken"))
+    tokenizer_files = [path for path in tokenizer_files if path.is_file()]
+    digests = _digests([*weight_files, *tokenizer_files], digest_cache, progress)
+    identity = identity_from_parts(
+        raw,
+        weight_files=[(p.name, p.stat().st_size, digests[p]) for p in weight_files],
+        tokenizer_files=[(p.name, digests[p]) for p in tokenizer_files],
+        chat_template=read_chat_template(model_dir),
+        layout=layout,
+        dtype=dtype,
+        max_context=max_context,
+    )
+    return Checkpoint(
+        path=model_dir,
+        config=config,
+        architecture=architecture,
+        layout=layout,
+        dtype=dtype,
+        quantisation=quantisation,
+        max_context=max_context,
+        identity=identity,
+        weight_files=weight_files,
+        nbytes=sum(path.stat().st_size for path in weight_files),
+    )
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The parsed ``config.json``.
+
+    Raises ``ConfigError``: ``model_missing``, ``config_unreadable``.
+    """
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no model in {model_dir}: config.json is missing",
+            reason="model_missing",
+            hint="give the directory of a checkpoint, or make one with baton model import",
+        )
+    return _read_json(path)
+
+
+def read_chat_template(model_dir: Path) -> str | None:
+    """The chat template's text, from its own file or from ``tokenizer_config.json``."""
+    own = model_dir / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = model_dir / name
+        found = _read_json(path).get("chat_template") if path.is_file() else None
+        if found is not None:
+            return found if isinstance(found, str) else json.dumps(found, sort_keys=True)
+    return None
+
+
+def tensor_headers(path: Path) -> dict[str, dict[str, Any]]:
+    """Name -> ``dtype``, ``shape``, ``data_offsets`` of a safetensors file's tensors.
+
+    Raises ``ConfigError`` (``weights_truncated``) where header and file length disagree.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_MAX_HEADER, size - 8):
+            raise _truncated(path, size, length + 8)
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise _truncated(path, size, length + 8) from error
+    header.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != size:
+        raise _truncated(path, size, end)
+    return header
+
+
+def _truncated(path: Path, found: int, expected: int) -> ConfigError:
+    return ConfigError(
+        f"{path.name} is not a whole safetensors file",
+        reason="weights_truncated",
+        field="length",
+        found=found,
+        expected=expected,
+        hint="fetch or import the model again",
+    )
+
+
+def _kv_dtype(weight_files: Iterable[Path]) -> Dtype:
+    """The element type of the token embedding, or of its scales where it is quantised.
+
+    Activations, and with them keys and values, have this type in mlx-lm whatever
+    ``config.json`` says.
+    """
+    found: Dtype | None = None
+    for path in weight_files:
+        for name, entry in tensor_headers(path).items():
+            if entry["dtype"] not in _CARRIED:
+                raise ConfigError(
+                    f"weights of type {entry['dtype']} cannot be read the same way on both sides",
+                    reason="weights_dtype_unsupported",
+                    field=name,
+                    found=entry["dtype"],
+                    hint="convert the model with baton model import",
+                )
+            if name.endswith(("embed_tokens.weight", "embed_tokens.scales")):
+                dtype = _FLOATS.get(entry["dtype"])
+                found = dtype or found
+    if found is None:
+        raise ConfigError(
+            "the weights hold no token embedding of a known type",
+            reason="weights_dtype_unsupported",
+            field="embed_tokens",
+        )
+    return found
+
+
+def _quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
+    """mlx's affine quantisation, or ``None``; any other scheme is refused by name."""
+    found = config.get("quantization")
+    if found is None:
+        other = config.get("quantization_config")
+        if other:
+            method = other.get("quant_method", "unknown")
+            raise _unsupported_quantisation(method)
+        return None
+    modes = [found, *(value for value in found.values() if isinstance(value, dict))]
+    for entry in modes:
+        mode = entry.get("mode", "affine")
+        if mode != "affine":
+            raise _unsupported_quantisation(mode)
+    return found
+
+
+def _unsupported_quantisation(name: str) -> ConfigError:
+    return ConfigError(
+        f"weights quantised with {name} cannot be read the same way on both sides",
+        reason="quantisation_unsupported",
+        field="quantization",
+        found=name,
+        expected="mlx affine quantisation, or none",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path.name} is not JSON", reason="config_unreadable", field=path.name
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path.name} holds no JSON object", reason="config_unreadable", field=path.name
+        )
+    return found
+
+
+def _decode_floats(value: Any) -> Any:
+    """Undo transformers' tags for numbers that JSON lacks (``{"__float__": "Infinity"}``)."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and value["__float__"] in _TAGGED_FLOATS:
+            return _TAGGED_FLOATS[value["__float__"]]
+        return {name: _decode_floats(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_decode_floats(item) for item in value]
+    return value
+
+
+def _digests(
+    paths: list[Path], cache_file: Path | None, progress: Progress | None
+) -> dict[Path, str]:
+    """SHA-256 of every file, as hex, from the cache where the file is unchanged."""
+    cache = _read_cache(cache_file)
+    total, done = sum(path.stat().st_size for path in paths), 0
+    found: dict[Path, str] = {}
+    for path in paths:
+        status = path.stat()
+        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+        key = str(path.resolve())
+        remembered = cache.get(key)
+        if remembered is not None and remembered[:3] == mark:
+            found[path] = remembered[3]
+        else:
+            base = done
+
+            def report(read: int, base: int = base) -> None:
+                if progress is not None:
+                    progress(base + read, total)
+
+            found[path] = _sha256(path, report)
+            cache[key] = [*mark, found[path]]
+        done += status.st_size
+        if progress is not None:
+            progress(done, total)
+    _write_cache(cache_file, cache)
+    return found
+
+
+def _sha256(path: Path, report: Callable[[int], None]) -> str:
+    digest, buffer, read = hashlib.sha256(), bytearray(_CHUNK), 0
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+            read += count
+            report(read)
+    return digest.hexdigest()
+
+
+def _read_cache(path: Path | None) -> dict[str, list[Any]]:
+    """The remembered digests; a file that is missing or not ours is an empty memory."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: mark for key, mark in found.items() if isinstance(mark, list) and len(mark) == 4}
+
+
+def _write_cache(path: Path | None, cache: dict[str, list[Any]]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Another process may write at the same time: each renames a file of its own into place.
+    own = path.with_name(f"{path.name}.{os.getpid()}")
+    own.write_text(json.dumps(cache), encoding="utf-8")
+    os.replace(own, path)

@@ -1,0 +1,29 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import checkpoints
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``checkpoint(name, dtype="float32", seed=0, reasoning=False)``: its directory, made once.
+
+    Read only: a test that changes files copies the directory first.
+    """
+    root = tmp_path_factory.mktemp("checkpoints")
+    made: dict[tuple[str, str, int, bool], Path] = {}
+
+    def get(name: str, dtype: str = "float32", seed: int = 0, reasoning: bool = False) -> Path:
+        key = (name, dtype, seed, reasoning)
+        if key not in made:
+            path = root / f"{name}-{dtype}-{seed}-{'thinks' if reasoning else 'plain'}"
+            made[key] = checkpoints.make(name, path, dtype=dtype, seed=seed, reasoning=reasoning)
+        return made[key]
+
+    return get
