@@ -1,25 +1,79 @@
 """The `baton` command: which subcommands exist, and where their code is.
 
 Each subcommand lives in the file of its name. Nothing here imports torch or MLX, so that
-each machine needs only its own half; a missing half is reported as a sentence.
+each machine needs only its own half; a missing half is reported as one sentence.
 """
 
 from __future__ import annotations
 
+import sys
+
 import typer
+
+from app import bench, demo, doctor, model, plan, produce, serve, status
+from app.terminal import complain
+from protocol.errors import EXIT_ENGINE_FAULT, BatonError, ConfigError, EngineFault
+
+HALVES = {
+    "torch": "producer",
+    "transformers": "producer",
+    "mlx": "decoder",
+    "mlx_lm": "decoder",
+    "fastapi": "decoder",
+    "uvicorn": "decoder",
+    "accelerate": "both",
+    "gguf": "both",
+}
+"""Which extra of the package brings a module."""
 
 app = typer.Typer(
     name="baton",
-    help="Prefill on one machine, decode on another.",
+    help="Prefill on an NVIDIA machine, decode on a Mac, through one OpenAI endpoint.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.demo)
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""The two nodes read their own arguments, so that their option lists cannot drift apart."""
+
+app.command("serve", context_settings=FORWARD, add_help_option=False)(serve.serve)
+app.command("produce", context_settings=FORWARD, add_help_option=False)(produce.produce)
+app.command("plan")(plan.plan)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+app.add_typer(model.app, name="model")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; errors of Baton become one sentence and exit status 2 or 1."""
-    app()
+    """Run the command line.
+
+    Exit status: 0 done, 1 failed, 2 the configuration must change, 75 the accelerator failed,
+    130 interrupted.
+    """
+    try:
+        app()
+    except BatonError as error:
+        complain(error)
+        if isinstance(error, EngineFault):
+            sys.exit(EXIT_ENGINE_FAULT)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except ModuleNotFoundError as error:
+        extra = HALVES.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        complain(
+            ConfigError(
+                f"this command needs the module {error.name}",
+                reason="half_not_installed",
+                hint=f"pip install 'baton-llm[{extra}]'",
+            )
+        )
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,10 @@
+"""`baton bench`: the figures of docs/performance.md, measured on this machine."""
+
+from __future__ import annotations
+
+import typer
+
+from app import bench_ttft
+
+app = typer.Typer(no_args_is_help=True, help="Measure handoff, latency, overhead and exactness.")
+app.command("ttft")(bench_ttft.ttft)

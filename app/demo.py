@@ -1,0 +1,157 @@
+"""`baton demo`: a question about a document, prefilled by torch, decoded by MLX, all here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from app.ask import Answer, Question, ask
+from app.loopback import loopback
+from app.terminal import err, human_bytes, out, print_json, progress
+from protocol.errors import ConfigError
+
+QUESTION = "What are spring tides, and when do they happen?"
+
+
+def demo(
+    document: Annotated[Path | None, typer.Option(help="A text file to ask about.")] = None,
+    question: Annotated[str, typer.Option(help="What to ask about it.")] = QUESTION,
+    compare_local: Annotated[
+        bool, typer.Option(help="Also answer with the decoder's own prefill.")
+    ] = False,
+    serve: Annotated[bool, typer.Option(help="Keep both processes running.")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint instead of the demo's small model.")
+    ] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where the model is kept.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 80,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Ask a question about a document, with both machines' processes on this one."""
+    from app.demo_model import ensure
+
+    text = _read(document)
+    checkpoint = model if model is not None else ensure(cache_dir)
+    messages = ({"role": "user", "content": f"{text}\n\n{question}"},)
+    with loopback(checkpoint) as pair:
+        remote = _answer(pair.url, Question(messages, max_tokens, "remote"), question, as_json)
+        local = None
+        if compare_local:
+            local = _answer_locally(pair.url, Question(messages, max_tokens, "local"))
+        if as_json:
+            print_json(summary(remote, local))
+        else:
+            out.print(_table(remote, local))
+        if serve:
+            _keep(pair.url, pair.producer.url)
+
+
+def summary(remote: Answer, local: Answer | None) -> dict[str, Any]:
+    """The JSON object of a demo; what only ``--compare-local`` measures is ``None`` without it."""
+    found: dict[str, Any] = {
+        "answer": remote.text,
+        "prompt_tokens": remote.usage.get("prompt_tokens"),
+        "completion_tokens": remote.usage.get("completion_tokens"),
+        "finish_reason": remote.finish_reason,
+        "source": remote.baton.get("source"),
+        "transferred_bytes": remote.baton.get("transferred_bytes"),
+        "ttft_ms": round(remote.ttft_ms, 1),
+        "tokens_per_s": round(remote.tokens_per_s, 2),
+        "phases": remote.baton.get("phases"),
+        "reasons": remote.baton.get("reasons"),
+        "local_ttft_ms": None,
+        "local_tokens_per_s": None,
+        "same_tokens": None,
+    }
+    if local is not None:
+        found["local_ttft_ms"] = round(local.ttft_ms, 1)
+        found["local_tokens_per_s"] = round(local.tokens_per_s, 2)
+        found["same_tokens"] = local.tokens == remote.tokens and local.text == remote.text
+    return found
+
+
+def _read(document: Path | None) -> str:
+    if document is None:
+        return (files("app") / "demo_document.txt").read_text()
+    try:
+        return document.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{document} cannot be read as text",
+            reason="document_unreadable",
+            field="document",
+            found=type(error).__name__,
+        ) from error
+
+
+def _answer(url: str, question: Question, asked: str, quiet: bool) -> Answer:
+    """Ask with the remote lane open, and show the answer as it comes."""
+    if quiet:
+        return ask(url, question)
+    out.print(f"[bold]{asked}[/]\n", markup=True)
+    answer = ask(url, question, on_text=lambda said: out.print(said, end="", markup=False))
+    out.print("\n")
+    return answer
+
+
+def _answer_locally(url: str, question: Question) -> Answer:
+    """Ask the same with the local lane alone, which takes long: its prefill shows progress."""
+    with progress() as bars:
+        task = bars.add_task("the same, prefilled by the decoder", total=None, note="")
+
+        def show(comment: str) -> None:
+            words = comment.split()
+            done, _, total = words[-1].partition("/") if words else ("", "", "")
+            if done.isdigit() and total.isdigit():
+                bars.update(task, completed=int(done), total=int(total), note=words[-1])
+
+        answer = ask(url, question, on_comment=show)
+    return answer
+
+
+def _table(remote: Answer, local: Answer | None) -> Table:
+    """The few figures of a demo, the local lane beside the remote one where it was run."""
+    table = Table(show_header=local is not None)
+    table.add_column("")
+    table.add_column("producer prefills" if local else "")
+    if local is not None:
+        table.add_column("decoder prefills")
+    both = (remote,) if local is None else (remote, local)
+
+    def row(title: str, show: Callable[[Answer], str]) -> None:
+        table.add_row(title, *[show(answer) for answer in both])
+
+    row("prompt tokens", lambda answer: f"{answer.usage.get('prompt_tokens', 0):,}")
+    row("who prefilled", lambda answer: str(answer.baton.get("source", "?")))
+    row("bytes shipped", lambda answer: human_bytes(answer.baton.get("transferred_bytes", 0)))
+    row("time to first token", lambda answer: f"{answer.ttft_ms / 1000:.2f} s")
+    row("decode", lambda answer: f"{answer.tokens_per_s:.1f} tokens/s")
+    for phase in remote.baton.get("phases") or {}:
+        row(f"  {phase}", lambda answer, name=phase: _phase(answer, name))
+    if local is not None:
+        same = local.tokens == remote.tokens and local.text == remote.text
+        table.add_section()
+        table.add_row("same answer", "yes, token for token" if same else "no", "")
+    if reasons := remote.baton.get("reasons"):
+        table.add_row("reasons", ", ".join(reasons), *([""] if local else []))
+    return table
+
+
+def _phase(answer: Answer, name: str) -> str:
+    found = (answer.baton.get("phases") or {}).get(name)
+    return "" if found is None else f"{found:,.0f} ms"
+
+
+def _keep(url: str, producer: str) -> None:
+    """Keep both processes running until the user interrupts."""
+    err.print(f"OpenAI endpoint  [bold]{url}/v1[/]   producer  {producer}   (Ctrl-C ends both)")
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        err.print("ended")

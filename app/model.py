@@ -1,0 +1,177 @@
+"""`baton model`: make checkpoints that both machines read the same way, and list them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from app.demo_model import cache_root
+from app.terminal import err, human_bytes, out, print_json, step
+from protocol.architectures import resolve
+from protocol.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Import and list checkpoints.")
+
+BITS = (4, 8)
+
+
+@app.command("import")
+def import_model(
+    source: Annotated[Path, typer.Argument(help="A GGUF file, or a transformers checkpoint.")],
+    to: Annotated[Path, typer.Option(help="The checkpoint to make; must not exist.")],
+    quantize: Annotated[
+        int | None, typer.Option(help="Quantise the weights with MLX: 4 or 8 bits.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16. GGUF: bfloat16 unless said."),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Compare torch with MLX on a probe.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a checkpoint for both machines from a GGUF file or a transformers checkpoint."""
+    _check_arguments(source, to, quantize, dtype)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".importing-", dir=to.parent) as scratch:
+        made = _make(source, Path(scratch), quantize, dtype)
+        report = None
+        if probe:
+            from app.probe import compare, require_agreement
+
+            with step("compare torch with MLX on a probe"):
+                report = compare(made)
+            require_agreement(report)
+        if to.is_dir():
+            to.rmdir()
+        os.rename(made, to)
+    described = describe(to)
+    if as_json:
+        print_json({"model": described, "probe": report.as_json() if report else None})
+        return
+    out.print(_table([described]))
+    if report is not None:
+        out.print(report.table())
+
+
+@app.command("list")
+def list_models(
+    directory: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Where to look; the cache of `baton demo` if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """List the checkpoints in the given directories, and whether they can be carried over."""
+    roots = directory or [cache_root(None) / "models"]
+    found = [describe(file.parent) for root in roots for file in sorted(_configs(root))]
+    if as_json:
+        print_json(found)
+    elif found:
+        out.print(_table(found))
+    else:
+        err.print(f"no checkpoints in {', '.join(str(root) for root in roots)}")
+
+
+def describe(model: Path) -> dict[str, Any]:
+    """What a checkpoint is, from its config and file sizes: no weights are read.
+
+    Keys ``path``, ``model_type``, ``quantisation`` (bits or ``None``), ``bytes``, ``refused``
+    (the reason code when it cannot be carried over, else ``None``) and ``detail``.
+    """
+    config = json.loads((model / "config.json").read_text())
+    refused = detail = None
+    try:
+        resolve(config)
+    except ConfigError as error:
+        refused, detail = error.reason, error.message
+    return {
+        "path": str(model),
+        "model_type": config.get("model_type"),
+        "quantisation": config.get("quantization", {}).get("bits"),
+        "bytes": sum(file.stat().st_size for file in model.glob("*.safetensors")),
+        "refused": refused,
+        "detail": detail,
+    }
+
+
+def _check_arguments(source: Path, to: Path, quantize: int | None, dtype: str | None) -> None:
+    """Refuse what cannot work before anything large is read."""
+    if quantize is not None and quantize not in BITS:
+        raise ConfigError(
+            "weights are quantised to 4 or 8 bits",
+            reason="quantisation_unsupported",
+            field="quantize",
+            found=quantize,
+        )
+    if dtype is not None and dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(
+            "weights are float32, bfloat16 or float16",
+            reason="dtype_unsupported",
+            field="dtype",
+            found=dtype,
+        )
+    if not ((source.suffix == ".gguf" and source.is_file()) or (source / "config.json").is_file()):
+        raise ConfigError(
+            f"there is no model in {source}",
+            reason="model_missing",
+            field="source",
+            found=str(source),
+            expected="a GGUF file, or a directory with config.json",
+        )
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(
+            f"{to} exists already", reason="destination_exists", field="to", found=str(to)
+        )
+
+
+def _make(source: Path, scratch: Path, quantize: int | None, dtype: Any) -> Path:
+    """The finished checkpoint inside ``scratch``; what was in between is gone."""
+    from app import convert
+
+    plain = scratch / "plain"
+    plain.mkdir()
+    if source.is_file():
+        with step(f"dequantise {source.name}"):
+            convert.from_gguf(source, plain, dtype or "bfloat16")
+    else:
+        with step(f"copy {source.name or source}"):
+            convert.from_directory(source, plain, dtype)
+    if quantize is None:
+        return plain
+    quantised = scratch / "quantised"
+    quantised.mkdir()
+    with step(f"quantise to {quantize} bits"):
+        convert.quantise(plain, quantised, quantize)
+    shutil.rmtree(plain)
+    return quantised
+
+
+def _configs(root: Path) -> list[Path]:
+    """The config files of checkpoints at ``root`` or right below it, half-made ones left out."""
+    candidates = [root / "config.json", *root.glob("*/config.json")]
+    return [file for file in candidates if file.is_file() and not file.parent.name.startswith(".")]
+
+
+def _table(models: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for title in ("checkpoint", "architecture", "weights", "size", "carries over"):
+        table.add_column(title, overflow="fold")
+    for found in models:
+        bits = found["quantisation"]
+        table.add_row(
+            found["path"],
+            str(found["model_type"]),
+            f"{bits} bit" if bits else "not quantised",
+            human_bytes(found["bytes"]),
+            "yes" if found["refused"] is None else f"no: {found['detail']}",
+        )
+    return table

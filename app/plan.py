@@ -1,0 +1,147 @@
+"""`baton plan`: how many bytes a handoff of a prompt ships, by layer kind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from app import layouts
+from app.terminal import human_bytes, out, print_json
+from protocol.errors import ConfigError, RequestError
+from protocol.layout import Layout, SlidingLayer, payload_bytes, regions
+
+
+@dataclass(frozen=True)
+class KindPlan:
+    """What all layers of one kind (and one window) ship; bytes are sums over these layers."""
+
+    kind: str
+    window: int | None
+    layers: int
+    first: int
+    last: int
+    payload_bytes: int
+    full_bytes: int
+
+
+@dataclass(frozen=True)
+class HandoffPlan:
+    """The bytes of a handoff over ``[held, prompt - 1)``; ``share`` is payload over full."""
+
+    prompt: int
+    held: int
+    payload_bytes: int
+    full_bytes: int
+    share: float
+    resent_window_bytes: int
+    layers: tuple[KindPlan, ...]
+
+
+def plan_handoff(layout: Layout, prompt: int, held: int) -> HandoffPlan:
+    """Count the handoff for a prompt of ``prompt`` tokens of which ``held`` are held.
+
+    The boundary token is never shipped. ``resent_window_bytes`` counts the sliding layers
+    whose suffix outruns their window: their whole window goes again, held or not. Raises
+    RequestError ``held_out_of_range`` unless ``0 <= held <= prompt`` and ``prompt >= 1``.
+    """
+    if prompt < 1 or not 0 <= held <= prompt:
+        raise RequestError(
+            "a plan needs at least one prompt token, and no more held tokens than that",
+            reason="held_out_of_range",
+            field="held",
+            found=held,
+            expected=f"0 to {prompt}",
+        )
+    end = prompt - 1
+    cut = min(held, end)
+    payload, full = payload_bytes(layout, cut, end), payload_bytes(layout, 0, end)
+    resent = sum(
+        region.nbytes
+        for region in regions(layout, cut, end)
+        if isinstance(layer := layout.layers[region.index], SlidingLayer)
+        and 0 < cut < end - layer.window
+    )
+    share = payload / full if full else 0.0
+    kinds = _by_kind(layout, cut, end)
+    return HandoffPlan(prompt, held, payload, full, share, resent, kinds)
+
+
+def _by_kind(layout: Layout, cut: int, end: int) -> tuple[KindPlan, ...]:
+    """One entry per kind and window, in the order in which the layout first has them."""
+    members: dict[tuple[str, int | None], list[int]] = {}
+    for index, layer in enumerate(layout.layers):
+        window = layer.window if isinstance(layer, SlidingLayer) else None
+        members.setdefault((layer.kind, window), []).append(index)
+    shipped, whole = regions(layout, cut, end), regions(layout, 0, end)
+    found: list[KindPlan] = []
+    for (kind, window), indices in members.items():
+        mine = [region for region in shipped if region.index in indices]
+        found.append(
+            KindPlan(
+                kind,
+                window,
+                len(indices),
+                mine[0].first if mine else end,
+                mine[0].last if mine else end,
+                sum(region.nbytes for region in mine),
+                sum(region.nbytes for region in whole if region.index in indices),
+            )
+        )
+    return tuple(found)
+
+
+def layout_of(model: Path) -> Layout:
+    """The layout of a checkpoint, from its config.json alone (no weights are read)."""
+    from protocol.architectures import resolve
+    from protocol.checkpoint import kv_dtype
+
+    file = model / "config.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"there is no model in {model}",
+            reason="model_missing",
+            field="model",
+            found=str(model),
+            expected="a directory with config.json and safetensors files",
+        )
+    config = json.loads(file.read_text())
+    return resolve(config).layout(config, kv_dtype(model, config))
+
+
+def plan(
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")],
+    held: Annotated[int, typer.Option(help="Tokens that the decoder already holds.")] = 0,
+    layout: Annotated[str | None, typer.Option(help="A named layout: muse-glimmer.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A checkpoint instead of a name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how many bytes a handoff ships, by layer kind."""
+    if (layout is None) == (model is None):
+        raise ConfigError("say either --layout or --model", reason="layout_or_model")
+    chosen = layout_of(model) if model is not None else layouts.named(layout or "")
+    result = plan_handoff(chosen, prompt, held)
+    if as_json:
+        print_json(asdict(result))
+        return
+    table = Table(title=f"handoff of {prompt:,} prompt tokens, {held:,} held")
+    for title in ("layers", "kind", "positions", "payload bytes", "full bytes"):
+        table.add_column(title, justify="left" if title in ("kind", "positions") else "right")
+    for kind in result.layers:
+        name = kind.kind if kind.window is None else f"{kind.kind} ({kind.window:,})"
+        positions = f"[{kind.first:,}, {kind.last:,})".replace("[", "\\[")
+        table.add_row(
+            str(kind.layers), name, positions, f"{kind.payload_bytes:,}", f"{kind.full_bytes:,}"
+        )
+    table.add_section()
+    table.add_row(
+        str(len(chosen.layers)), "all", "", f"{result.payload_bytes:,}", f"{result.full_bytes:,}"
+    )
+    out.print(table)
+    out.print(f"share of full  {result.share:.4%}   ({human_bytes(result.payload_bytes)})")
+    if held:
+        out.print(f"window sent again  {result.resent_window_bytes:,} bytes")
