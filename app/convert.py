@@ -76,7 +76,7 @@ def from_directory(source: Path, to: Path, dtype: CheckpointDtype | None) -> Non
     """
     config = json.loads((source / "config.json").read_text())
     resolve(config)
-    weights = sorted(source.glob("*.safetensors"))
+    weights = sorted(source.glob("model*.safetensors"))
     if not weights:
         raise ConfigError(
             "the checkpoint has no safetensors files",

@@ -130,11 +130,11 @@ def _checkpoint(model: Path, available: int) -> Iterator[Finding]:
         yield Finding("model", "problem", error.message, error.hint or error.reason)
         return
     yield Finding("model", "ok", f"{checkpoint.config['model_type']}, {checkpoint.dtype} cache")
-    fits = checkpoint.bytes < available
+    fits = checkpoint.nbytes < available
     yield Finding(
         "model fits",
         "ok" if fits else "problem",
-        f"{human_bytes(checkpoint.bytes)} of weights",
+        f"{human_bytes(checkpoint.nbytes)} of weights",
         "" if fits else "close other programs, or choose a smaller or quantised model",
     )
     yield Finding("identity", "ok", checkpoint.identity.digest().hex()[:16])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from app import layouts
 from app.terminal import human_bytes, out, print_json
+from protocol.checkpoint import read_layout
 from protocol.errors import ConfigError, RequestError
 from protocol.layout import Layout, SlidingLayer, payload_bytes, regions
 
@@ -95,24 +95,6 @@ def _by_kind(layout: Layout, cut: int, end: int) -> tuple[KindPlan, ...]:
     return tuple(found)
 
 
-def layout_of(model: Path) -> Layout:
-    """The layout of a checkpoint, from its config.json alone (no weights are read)."""
-    from protocol.architectures import resolve
-    from protocol.checkpoint import kv_dtype
-
-    file = model / "config.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"there is no model in {model}",
-            reason="model_missing",
-            field="model",
-            found=str(model),
-            expected="a directory with config.json and safetensors files",
-        )
-    config = json.loads(file.read_text())
-    return resolve(config).layout(config, kv_dtype(model, config))
-
-
 def plan(
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")],
     held: Annotated[int, typer.Option(help="Tokens that the decoder already holds.")] = 0,
@@ -123,7 +105,7 @@ def plan(
     """Show how many bytes a handoff ships, by layer kind."""
     if (layout is None) == (model is None):
         raise ConfigError("say either --layout or --model", reason="layout_or_model")
-    chosen = layout_of(model) if model is not None else layouts.named(layout or "")
+    chosen = read_layout(model) if model is not None else layouts.named(layout or "")
     result = plan_handoff(chosen, prompt, held)
     if as_json:
         print_json(asdict(result))

@@ -80,13 +80,7 @@ def read_checkpoint(
     config = _decode_floats(raw)
     architecture = resolve(config)
     quantisation = _quantisation(config)
-    weight_files = tuple(sorted(model_dir.glob("model*.safetensors")))
-    if not weight_files:
-        raise ConfigError(
-            f"there are no weights (model*.safetensors) in {model_dir}",
-            reason="model_missing",
-            hint="baton model import makes a checkpoint",
-        )
+    weight_files = _weight_files(model_dir)
     dtype = _kv_dtype(weight_files)
     layout = architecture.layout(config, dtype)
     max_context = int(text_config(config)["max_position_embeddings"])
@@ -115,6 +109,16 @@ def read_checkpoint(
         weight_files=weight_files,
         nbytes=sum(path.stat().st_size for path in weight_files),
     )
+
+
+def read_layout(model_dir: Path) -> Layout:
+    """The layout alone, from the configuration and the weights' headers: nothing is hashed.
+
+    Raises ``ConfigError`` as :func:`read_checkpoint` does.
+    """
+    config = _decode_floats(read_config(model_dir))
+    architecture = resolve(config)
+    return architecture.layout(config, _kv_dtype(_weight_files(model_dir)))
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -164,6 +168,18 @@ def tensor_headers(path: Path) -> dict[str, dict[str, Any]]:
     if end != size:
         raise _truncated(path, size, end)
     return header
+
+
+def _weight_files(model_dir: Path) -> tuple[Path, ...]:
+    """The files that mlx-lm reads weights from, in order; at least one."""
+    found = tuple(sorted(model_dir.glob("model*.safetensors")))
+    if not found:
+        raise ConfigError(
+            f"there are no weights (model*.safetensors) in {model_dir}",
+            reason="model_missing",
+            hint="baton model import makes a checkpoint",
+        )
+    return found
 
 
 def _truncated(path: Path, found: int, expected: int) -> ConfigError:
