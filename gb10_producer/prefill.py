@@ -11,11 +11,17 @@ types alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from protocol.errors import Cancelled, ConfigError
+from protocol.layout import Layout, payload_bytes, tiles
+from protocol.messages import Recipe
 
 if TYPE_CHECKING:
-    from protocol.layout import Layout
-    from protocol.messages import Recipe
+    from gb10_producer.model import ProducerModel
+
+DEFAULT_TILE: Final = {"cpu": 512, "cuda": 2048}
+"""Positions per tile: on cuda small tiles would reread all experts of an MoE too often."""
 
 
 class Rows(NamedTuple):
@@ -90,7 +96,83 @@ class Prefiller(Protocol):
         it raises ends the prefill and is raised here. ``cancelled`` is asked before each tile;
         ``progress`` gets the position reached after each tile, counted from 0.
 
-        Raises ``Cancelled``; ``CapacityError`` (reason ``producer_out_of_memory``) when the rows
+        Raises ``Cancelled``; ``CapacityError`` (reason ``memory_exceeded``) when the rows
         do not fit; ``EngineFault`` when the device failed, after which nothing must run on it.
         """
         ...
+
+
+class TorchPrefiller:
+    """The :class:`Prefiller` of a torch model. The prefix of a delta is computed again."""
+
+    def __init__(self, model: ProducerModel, tile: int | None = None) -> None:
+        """Compute two tokens to prove that torch's cache has the layout's shapes.
+
+        ``tile`` is in positions, by default :data:`DEFAULT_TILE`. Raises ``ConfigError``
+        (``layout_differs``) and what :meth:`prefill` raises.
+        """
+        self._model = model
+        self._device = model.device.type
+        self._tile = tile or DEFAULT_TILE[self._device]
+        self._recipe = Recipe(
+            who="producer", device=self._device, dtype=model.checkpoint.dtype, tile=self._tile
+        )
+        self._prove_layout()
+
+    @property
+    def layout(self) -> Layout:
+        """What the rows are rows of."""
+        return self._model.checkpoint.layout
+
+    @property
+    def tile(self) -> int:
+        """Positions per tile."""
+        return self._tile
+
+    @property
+    def recipe(self) -> Recipe:
+        """Device, dtype and tile."""
+        return self._recipe
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return self._device
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cut: int,
+        end: int,
+        emit: Emit,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+    ) -> int:
+        """See :meth:`Prefiller.prefill`; ``ValueError`` for positions outside the tokens."""
+        if not 0 <= cut <= end <= len(tokens):
+            raise ValueError(f"need 0 <= cut <= end <= {len(tokens)}, got cut={cut}, end={end}")
+        if cut == end:
+            return 0
+        with self._model.open_pass(cut, end, emit) as running:
+            for first, last in tiles(0, end, self._tile):
+                if cancelled():
+                    raise Cancelled("the prefill was withdrawn")
+                running.compute(tokens[first:last], first)
+                progress(last)
+            running.emit_states()
+        return end
+
+    def _prove_layout(self) -> None:
+        emitted: list[Rows | State] = []
+        self.prefill((0, 1), 0, 2, emitted.append, lambda: False, lambda _: None)
+        views = (item[-2:] if isinstance(item, Rows) else item[-1:] for item in emitted)
+        found = sum(view.nbytes for pair in views for view in pair)
+        expected = payload_bytes(self.layout, 0, 2)
+        if found != expected:
+            raise ConfigError(
+                "torch's cache has other rows or states than the layout",
+                reason="layout_differs",
+                field="bytes of two positions",
+                found=found,
+                expected=expected,
+            )

@@ -1,0 +1,311 @@
+"""Takes rows and states out of a prefill while it runs, in the decoder's form.
+
+A :class:`TapCache` is transformers' own cache whose ``update`` also hands each layer's new rows
+on: a layer's rows travel while the next layer computes. On cuda they are copied into pinned
+memory by a side stream and emitted by a second thread once the copy's event has happened, so
+that nothing overtakes the kernel that wrote them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from transformers import DynamicCache
+
+from gb10_producer.prefill import Emit, Rows, State
+from protocol.architectures import Architecture
+from protocol.errors import BatonError, CapacityError, ConfigError, EngineFault
+from protocol.layout import AttentionLayer, Layout, RecurrentLayer, Span, StateArray, spans
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_COPIES_IN_FLIGHT: Final = 8
+"""Layers' rows on their way off the device at one time; more hold the computation back."""
+
+
+class Ticket(NamedTuple):
+    """``emit(build(*views))`` once the bytes of ``tensors`` are in host memory.
+
+    The tensors are contiguous copies that nothing writes to again.
+    """
+
+    build: Callable[..., Rows | State]
+    tensors: tuple[torch.Tensor, ...]
+
+
+class Outlet(Protocol):
+    """Where tensors leave the device."""
+
+    def put(self, ticket: Ticket) -> None:
+        """Copy and emit, now or soon; may block; raises what an earlier emission raised."""
+        ...
+
+    def close(self, *, drain: bool) -> None:
+        """With ``drain`` emit all that was put, and raise what that raised; else drop it."""
+        ...
+
+
+class HostOutlet(Outlet):
+    """The device is the host: copy and emit at once."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+
+    def put(self, ticket: Ticket) -> None:
+        self._emit(ticket.build(*(_bytes_of(tensor) for tensor in ticket.tensors)))
+
+    def close(self, *, drain: bool) -> None:
+        """Nothing is ever pending."""
+
+
+class CudaOutlet(Outlet):
+    """Copies on a side stream, emits from its own thread in order."""
+
+    def __init__(self, emit: Emit, device: torch.device) -> None:
+        self._emit = emit
+        self._stream = torch.cuda.Stream(device)
+        self._compute = torch.cuda.current_stream(device)
+        self._pending: queue.Queue[tuple[torch.cuda.Event, Ticket] | None] = queue.Queue(
+            _COPIES_IN_FLIGHT
+        )
+        self._error: BatonError | RuntimeError | None = None
+        self._dropping = False
+        self._thread = threading.Thread(target=self._run, name="tap", daemon=True)
+        self._thread.start()
+
+    def put(self, ticket: Ticket) -> None:
+        self._raise_error()
+        written = torch.cuda.Event()
+        written.record(self._compute)
+        hosts: list[torch.Tensor] = []
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(written)
+            for tensor in ticket.tensors:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                host.copy_(tensor, non_blocking=True)
+                # the allocator must not give the memory away before the copy is done
+                tensor.record_stream(self._stream)
+                hosts.append(host)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        self._pending.put((copied, Ticket(ticket.build, tuple(hosts))))
+
+    def close(self, *, drain: bool) -> None:
+        self._dropping = self._dropping or not drain
+        self._pending.put(None)
+        self._thread.join()
+        if drain:
+            self._raise_error()
+
+    def _run(self) -> None:
+        # After an error it goes on taking, so that ``put`` is never left waiting.
+        while (pending := self._pending.get()) is not None:
+            if self._dropping or self._error is not None:
+                continue
+            copied, ticket = pending
+            try:
+                copied.synchronize()
+                self._emit(ticket.build(*(_bytes_of(host) for host in ticket.tensors)))
+            except (BatonError, RuntimeError) as error:
+                self._error = error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class TapCache(DynamicCache):
+    """transformers' cache for ``config``; ``on_rows(layer, keys, values)`` sees new rows first."""
+
+    def __init__(
+        self, config: Any, on_rows: Callable[[int, torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        super().__init__(config=config)
+        self._on_rows = on_rows
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``DynamicCache.update``; the rows are handed on before."""
+        self._on_rows(layer_idx, key_states, value_states)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
+class Pass:
+    """One prefill from position 0: computes tile by tile, emits what ``[cut, end)`` ships."""
+
+    def __init__(
+        self,
+        decoder: Any,
+        layout: Layout,
+        architecture: Architecture,
+        cut: int,
+        end: int,
+        outlet: Outlet,
+    ) -> None:
+        self._decoder = decoder
+        self._layout = layout
+        self._architecture = architecture
+        self._end = end
+        self._outlet = outlet
+        self._cache = TapCache(decoder.config, self._take_rows)
+        self._attention: dict[int, Span] = {}
+        self._tile = (0, 0)
+        for span in spans(layout, cut, end):
+            layer = layout.layers[span.index]
+            if not isinstance(layer, RecurrentLayer):
+                self._attention[layer.layer] = span
+
+    def compute(self, tokens: Sequence[int], first: int) -> None:
+        """Run the positions from ``first`` on; what was computed before must end there."""
+        self._tile = (first, first + len(tokens))
+        device = self._decoder.get_input_embeddings().weight.device
+        ids = torch.tensor([tokens], dtype=torch.long, device=device)
+        self._decoder(input_ids=ids, cache=self._cache, use_cache=True)
+
+    def emit_states(self) -> None:
+        """Emit every recurrent state, which must stand at ``end`` now."""
+        for index, layer in enumerate(self._layout.layers):
+            if isinstance(layer, RecurrentLayer):
+                stored = self._cache.layers[layer.layer]
+                found = _states(stored, self._architecture.state_transform)
+                for number, (tensor, declared) in enumerate(zip(found, layer.states, strict=True)):
+                    self._put_state(index, number, tensor, declared)
+
+    def _put_state(
+        self, index: int, number: int, tensor: torch.Tensor, declared: StateArray
+    ) -> None:
+        _require_shape(f"layer {index}, {declared.name}", tensor.shape, declared.shape)
+        wire = _copied(tensor, DTYPES[declared.dtype])
+        end = self._end
+        self._outlet.put(Ticket(lambda data: State(index, number, end, data), (wire,)))
+
+    def _take_rows(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        span = self._attention.get(layer)
+        tile_first, tile_last = self._tile
+        if span is None or keys.shape[-2] != tile_last - tile_first:
+            raise ConfigError(
+                f"torch's layer {layer} holds rows where the layout has none",
+                reason="layout_differs",
+                field=f"layer {layer}",
+            )
+        first, last = max(tile_first, span.first), min(tile_last, span.last)
+        if first >= last:
+            return
+        declared = self._layout.layers[span.index]
+        assert not isinstance(declared, RecurrentLayer)
+        if self._architecture.row_transform == "mla_interleave":
+            values = interleave(values)
+        shipped = slice(first - tile_first, last - tile_first)
+        key = _wire_rows(keys[0, :, shipped], declared, declared.key_dim)
+        value = _wire_rows(values[0, :, shipped], declared, declared.value_dim)
+        index = span.index
+        self._outlet.put(Ticket(lambda k, v: Rows(index, first, last, k, v), (key, value)))
+
+
+@contextmanager
+def open_pass(
+    decoder: Any,
+    layout: Layout,
+    architecture: Architecture,
+    device: torch.device,
+    cut: int,
+    end: int,
+    emit: Emit,
+) -> Iterator[Pass]:
+    """A :class:`Pass`; leaving the block waits until everything was emitted.
+
+    Errors of the device leave it as ``CapacityError`` (``memory_exceeded``) or
+    ``EngineFault``; what ``emit`` raised leaves it as it is.
+    """
+    outlet: Outlet = CudaOutlet(emit, device) if device.type == "cuda" else HostOutlet(emit)
+    drained = False
+    try:
+        with torch.inference_mode():
+            yield Pass(decoder, layout, architecture, cut, end, outlet)
+        drained = True
+        outlet.close(drain=True)
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(device) from error
+    except RuntimeError as error:
+        # torch gives the failure of its CPU allocator no type of its own
+        if device.type == "cpu" and "DefaultCPUAllocator" in str(error):
+            raise _out_of_memory(device) from error
+        raise EngineFault(
+            f"the device failed during a prefill: {type(error).__name__}",
+            field="device",
+            found=type(error).__name__,
+        ) from error
+    finally:
+        if not drained:
+            outlet.close(drain=False)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def interleave(rope: torch.Tensor) -> torch.Tensor:
+    """Rotary parts in halves (transformers) as adjacent pairs (mlx); last axis even."""
+    half = rope.shape[-1] // 2
+    return torch.stack((rope[..., :half], rope[..., half:]), dim=-1).flatten(-2)
+
+
+def _states(stored: Any, transform: str) -> list[torch.Tensor]:
+    """The states of one layer of transformers' cache in the decoder's form, no batch axis."""
+    # transformers keeps the oldest column of the convolution too, which no step reads again
+    convolution = stored.conv_states[0][0, :, 1:].transpose(0, 1)
+    if transform == "short_conv":
+        return [convolution]
+    recurrent = stored.recurrent_states[0][0]
+    return [convolution, recurrent.transpose(-1, -2) if transform == "delta_net" else recurrent]
+
+
+def _wire_rows(rows: torch.Tensor, layer: AttentionLayer, width: int) -> torch.Tensor:
+    """``(heads, positions, width)`` as ``(positions, heads, width)`` in the layout's dtype."""
+    wire = _copied(rows.transpose(0, 1), DTYPES[layer.dtype])
+    _require_shape(f"layer {layer.layer}", wire.shape[1:], (layer.heads, width))
+    return wire
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous copy that shares nothing with what the model goes on using."""
+    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+
+
+def _require_shape(what: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(found) != tuple(expected):
+        raise ConfigError(
+            f"torch's cache has another shape than the layout: {what}",
+            reason="layout_differs",
+            field=what,
+            found=tuple(found),
+            expected=tuple(expected),
+        )
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous host tensor's bytes; the view keeps the tensor alive."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _out_of_memory(device: torch.device) -> CapacityError:
+    return CapacityError(
+        "the prefill does not fit into the producer's memory",
+        reason="memory_exceeded",
+        field="device",
+        found=device.type,
+        retry_after_s=5.0,
+    )
