@@ -1,0 +1,266 @@
+"""The decoder's configuration: one frozen record, made from a command line, checked once.
+
+It crosses from the supervisor to its child through a pipe, so that a secret is never in
+an argument or in the environment; its ``repr`` shows none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from platformdirs import user_state_dir
+
+from protocol.errors import ConfigError
+from protocol.pairing import KEY_BYTES
+
+EXIT_CONFIG: Final = 78
+"""Exit status when the configuration must be changed first (EX_CONFIG of sysexits.h)."""
+
+_MAX_KEYS_FILE_BYTES: Final = 1 << 16
+_SECRET: Final = frozenset({"key", "api_keys"})
+
+
+class DecoderConfig(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True
+):
+    """Everything that a decoder process is told.
+
+    ``model`` is a checkpoint's directory; ``served_name`` what clients call it (its
+    directory's name if ``None``). ``producer`` is a ``wss://`` URL with ``pairing``, the
+    file that pairing made, or a ``ws://`` URL of this machine with ``key`` (32 bytes).
+    ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
+    bounds all caches (0: half of what is free); ``prefill_step`` is the tile of local
+    prefill in tokens (0: by device). ``hosts`` and ``origins`` are allowed beside this
+    machine's own; ``api_keys`` empty asks for none.
+    """
+
+    model: str
+    served_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    producer: str | None = None
+    key: bytes | None = None
+    pairing: str | None = None
+    lane: Literal["auto", "local", "remote"] = "auto"
+    remote_threshold: int | None = None
+    max_concurrent: int = 16
+    max_waiting: int = 64
+    prefill_step: int = 0
+    cache_bytes: int = 0
+    default_max_tokens: int | None = None
+    default_temperature: float = 1.0
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    state_dir: str = ""
+    log_level: Literal["debug", "info", "warning"] = "info"
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}={'<hidden>' if name in _SECRET and value else value!r}"
+            for name in self.__struct_fields__
+            for value in (getattr(self, name),)
+        )
+        return f"DecoderConfig({', '.join(shown)})"
+
+    @property
+    def state_path(self) -> Path:
+        """Where generations and digests are remembered."""
+        return Path(self.state_dir or user_state_dir("baton")) / "decoder"
+
+
+def check(config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration if it can be served at all.
+
+    Raises ``ConfigError`` naming the field: ``bind_needs_keys``, ``producer_url_invalid``,
+    ``producer_needs_key``, ``producer_needs_tls``, ``lane_needs_producer``,
+    ``option_out_of_range``.
+    """
+    for name, low in (
+        ("port", 0),
+        ("max_concurrent", 1),
+        ("max_waiting", 0),
+        ("prefill_step", 0),
+        ("cache_bytes", 0),
+        ("remote_threshold", 1),
+        ("default_max_tokens", 1),
+    ):
+        value = getattr(config, name)
+        if value is not None and (value < low or (name == "port" and value > 65535)):
+            raise ConfigError(
+                f"{name} is out of range", reason="option_out_of_range", field=name, found=value
+            )
+    if not is_loopback(config.host) and not config.api_keys:
+        raise ConfigError(
+            f"{config.host} can be reached from other machines, which needs API keys",
+            reason="bind_needs_keys",
+            field="host",
+            found=config.host,
+            hint="give --api-keys-file FILE with one key a line, or --host 127.0.0.1",
+        )
+    if config.producer is None:
+        if config.lane == "remote":
+            raise ConfigError(
+                "the lane remote needs a producer",
+                reason="lane_needs_producer",
+                field="lane",
+                hint="give --producer wss://HOST:PORT",
+            )
+        return config
+    _check_producer(config, config.producer)
+    return config
+
+
+def _check_producer(config: DecoderConfig, url: str) -> None:
+    scheme, _, rest = url.partition("://")
+    authority = rest.split("/", 1)[0]
+    host = authority.rpartition(":")[0] if ":" in authority.rpartition("]")[2] else authority
+    if scheme not in ("ws", "wss") or not host:
+        raise ConfigError(
+            "the producer's address is no ws:// or wss:// URL",
+            reason="producer_url_invalid",
+            field="producer",
+            expected="wss://HOST:PORT, or ws://127.0.0.1:PORT",
+        )
+    if scheme == "ws" and not is_loopback(host):
+        raise ConfigError(
+            "a producer on another machine is reached by TLS alone",
+            reason="producer_needs_tls",
+            field="producer",
+            hint="give a wss:// address and the file that pairing made",
+        )
+    if config.pairing is None and (config.key is None or scheme == "wss"):
+        raise ConfigError(
+            "the producer's pairing is missing",
+            reason="producer_needs_key",
+            field="pairing",
+            hint="give --pairing FILE, as the producer's --make-pairing wrote it",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` names this machine and no other can reach it."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``python -m mac_decoder`` and ``baton serve``."""
+    made = argparse.ArgumentParser(
+        prog="baton serve", description="Serve a model on this machine, prefilled by a producer."
+    )
+    add = made.add_argument
+    add("--model", required=True, metavar="DIR", help="the checkpoint's directory")
+    add("--served-name", metavar="NAME", help="what clients call the model")
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on, 0 for any (%(default)s)")
+    add("--producer", metavar="URL", help="the producer, wss://HOST:PORT")
+    add("--pairing", metavar="FILE", help="the decoder's half of a pairing")
+    add("--key-fd", type=int, metavar="N", help="read a 32-byte pairing key from this pipe")
+    add("--lane", choices=("auto", "local", "remote"), default="auto", help="who may prefill")
+    add("--remote-threshold", type=int, metavar="N", help="ask the producer from N tokens on")
+    add("--max-concurrent", type=int, default=16, metavar="N", help="requests worked on at once")
+    add("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait")
+    add("--prefill-step", type=int, default=0, metavar="N", help="tile of local prefill")
+    add("--cache-gb", type=float, default=0.0, metavar="GB", help="memory for all caches")
+    add("--default-max-tokens", type=int, metavar="N", help="where a request gives no limit")
+    add("--default-temperature", type=float, default=1.0, metavar="T", help="(%(default)s)")
+    add("--allow-host", action="append", default=[], metavar="NAME", help="another Host name")
+    add("--allow-origin", action="append", default=[], metavar="URL", help="a web page's origin")
+    add("--api-keys-file", metavar="FILE", help="keys that clients must give, one a line")
+    add("--state-dir", default="", metavar="DIR", help="where generations are remembered")
+    add("--log-level", choices=("debug", "info", "warning"), default="info")
+    return made
+
+
+def config_from(args: list[str]) -> DecoderConfig:
+    """The checked configuration of a command line; reads the key and the key file.
+
+    Raises ``ConfigError`` (see :func:`check`; ``key_invalid``, ``api_keys_invalid``) and,
+    as argparse does, ``SystemExit`` for options it does not know.
+    """
+    given = parser().parse_args(args)
+    key = None if given.key_fd is None else read_key(given.key_fd)
+    return check(
+        DecoderConfig(
+            model=given.model,
+            served_name=given.served_name,
+            host=given.host,
+            port=given.port,
+            producer=given.producer,
+            key=key,
+            pairing=given.pairing,
+            lane=given.lane,
+            remote_threshold=given.remote_threshold,
+            max_concurrent=given.max_concurrent,
+            max_waiting=given.max_waiting,
+            prefill_step=given.prefill_step,
+            cache_bytes=int(given.cache_gb * 1e9),
+            default_max_tokens=given.default_max_tokens,
+            default_temperature=given.default_temperature,
+            hosts=tuple(given.allow_host),
+            origins=tuple(given.allow_origin),
+            api_keys=() if given.api_keys_file is None else _read_api_keys(given.api_keys_file),
+            state_dir=given.state_dir,
+            log_level=given.log_level,
+        )
+    )
+
+
+def read_key(descriptor: int) -> bytes:
+    """The pairing key from an inherited pipe: exactly 32 bytes, then its end. Closes it.
+
+    Raises ``ConfigError`` (``key_invalid``).
+    """
+    key = b""
+    try:
+        with os.fdopen(descriptor, "rb") as pipe:
+            key = pipe.read(KEY_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"the key's descriptor cannot be read: {error.strerror}",
+            reason="key_invalid",
+            field="key-fd",
+            found=descriptor,
+        ) from error
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            "the pairing key has another length",
+            reason="key_invalid",
+            field="key-fd",
+            found=f"{len(key)} bytes",
+            expected=f"{KEY_BYTES} bytes, then the end of the pipe",
+        )
+    return key
+
+
+def _read_api_keys(name: str) -> tuple[str, ...]:
+    try:
+        with Path(name).open(encoding="utf-8") as file:
+            text = file.read(_MAX_KEYS_FILE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "the file of API keys cannot be read",
+            reason="api_keys_invalid",
+            field="api-keys-file",
+            found=name,
+        ) from error
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not keys or any(len(key) < 16 or not key.isascii() for key in keys):
+        raise ConfigError(
+            "the file of API keys needs one key a line, each of 16 or more ASCII characters",
+            reason="api_keys_invalid",
+            field="api-keys-file",
+            found=name,
+        )
+    return keys
