@@ -156,6 +156,12 @@ class Failed:
 Event = Progress | Token | Finished | Failed
 
 
+class GenerationFault(BatonError):
+    """The model gave no usable distribution for one request; others go on."""
+
+    default_reason = "logits_not_finite"
+
+
 def _within(name: str, value: float, low: float, high: float) -> None:
     # A comparison that is false for NaN, so that NaN is refused too.
     if not low <= value <= high:

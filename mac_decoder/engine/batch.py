@@ -1,0 +1,186 @@
+"""Decode groups: sequences of similar length that decode in one batch.
+
+Each group is one mlx-lm ``BatchGenerator`` that never prefills: a sequence enters with its
+cache at N-1 and the boundary token, whoever computed the cache. The boundary step runs alone,
+then the sequence joins the batch. A group costs one pass over the weights per step, padding
+costs memory and attention; ``admission`` decides between them.
+
+Rows made in company, or alone in a group, are rows made by decoding: their history differs
+from that of prefilled rows, and nothing here promises them to be the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator, StopSequences
+
+from mac_decoder.engine.admission import PaddingRule, cache_bytes, choose_group, padded_bytes
+from mac_decoder.engine.events import FinishReason, Generation
+from mac_decoder.engine.sampling import Draw, Drawn, processors
+from protocol.layout import Layout
+
+
+@dataclass(slots=True)
+class Member:
+    """A sequence in a group. ``position`` is its cache's, ``rows`` what is reserved for it."""
+
+    key: int
+    generation: Generation
+    draw: Draw
+    position: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step gave for one sequence; ``ended`` is set with its last token."""
+
+    key: int
+    token: int
+    drawn: Drawn
+    ended: FinishReason | None
+
+
+class Group:
+    """One batch. MLX thread only."""
+
+    def __init__(self, model: Any, stream: mx.Stream) -> None:
+        self._generator = BatchGenerator(model, stream=stream)
+        self.members: dict[int, Member] = {}
+
+    @property
+    def lengths(self) -> list[int]:
+        """The members' positions."""
+        return [member.position for member in self.members.values()]
+
+    @property
+    def rows(self) -> list[int]:
+        """The members' reserved rows."""
+        return [member.rows for member in self.members.values()]
+
+    def insert(self, member: Member, caches: list[Any]) -> None:
+        """Take over ``caches`` at position N-1; the boundary step is launched by ``step``."""
+        generation = member.generation
+        sampling = generation.sampling
+        wanted = processors(sampling)
+        context = generation.tokens[-sampling.penalty_context - 1 : -1] if wanted else ()
+        (uid,) = self._generator.insert(
+            [[generation.tokens[-1]]],
+            max_tokens=[generation.max_tokens],
+            caches=[caches],
+            all_tokens=[list(context)],
+            samplers=[member.draw],
+            logits_processors=[wanted],
+            stop_sequences=[StopSequences([(token,) for token in generation.stop_token_ids])],
+        )
+        self.members[uid] = member
+
+    def step(self) -> list[Step]:
+        """Launch the next step of every member and return what the one before it gave."""
+        _prompts, responses = self._generator.next()
+        steps: list[Step] = []
+        for response in responses:
+            member = self.members[response.uid]
+            member.position += 1
+            ended = response.finish_reason
+            steps.append(Step(member.key, response.token, member.draw.read(), ended))
+            if ended is not None:
+                del self.members[response.uid]
+        return steps
+
+    def remove(self, key: int) -> bool:
+        """Drop the sequence ``key`` and its cache; false where it is not a member."""
+        for uid, member in self.members.items():
+            if member.key == key:
+                self._generator.remove([uid])
+                del self.members[uid]
+                return True
+        return False
+
+    def close(self) -> None:
+        """Give back what the generator holds."""
+        self._generator.close()
+
+
+class Groups:
+    """All decode groups. MLX thread only."""
+
+    def __init__(self, model: Any, layout: Layout, rule: PaddingRule, stream: mx.Stream) -> None:
+        self._model = model
+        self._layout = layout
+        self._rule = rule
+        self._stream = stream
+        self._groups: list[Group] = []
+
+    def __len__(self) -> int:
+        return sum(len(group.members) for group in self._groups)
+
+    def members(self) -> Iterator[Member]:
+        """Every sequence that decodes."""
+        for group in self._groups:
+            yield from group.members.values()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of members of each group."""
+        return [len(group.members) for group in self._groups]
+
+    @property
+    def reserved(self) -> int:
+        """Padded bytes of all groups, by their reserved rows."""
+        return sum(padded_bytes(self._layout, group.rows) for group in self._groups)
+
+    def insert(self, member: Member, caches: list[Any], spare: int) -> None:
+        """Join the group where the padding fits in ``spare`` bytes, or open a new one."""
+        # Reserved rows are compared, not positions: they are what padding will grow to.
+        index = choose_group(
+            self._layout, [group.rows for group in self._groups], member.rows, self._rule, spare
+        )
+        if index is None:
+            self._groups.append(Group(self._model, self._stream))
+            index = len(self._groups) - 1
+        self._groups[index].insert(member, caches)
+
+    def grow(self, key: int, rows: int) -> int:
+        """Reserve ``rows`` for the sequence ``key``; returns the padded bytes this adds."""
+        before = self.reserved
+        for member in self.members():
+            if member.key == key:
+                member.rows = rows
+        return self.reserved - before
+
+    def step(self) -> list[Step]:
+        """One step of every group, in turn."""
+        steps: list[Step] = []
+        for group in self._groups:
+            steps += group.step()
+        self._drop_empty()
+        return steps
+
+    def remove(self, keys: Sequence[int]) -> None:
+        """Drop sequences, each freeing its slot now."""
+        for key in keys:
+            for group in self._groups:
+                if group.remove(key):
+                    break
+        self._drop_empty()
+
+    def bytes_alone(self, rows: int) -> int:
+        """Bytes of one sequence with room for ``rows`` in a group of its own."""
+        return cache_bytes(self._layout, rows)
+
+    def close(self) -> None:
+        """Drop everything."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+
+    def _drop_empty(self) -> None:
+        for group in self._groups:
+            if not group.members:
+                group.close()
+        self._groups = [group for group in self._groups if group.members]

@@ -1,0 +1,314 @@
+"""The engine as the rest of the decoder sees it: asyncio in front, the MLX thread behind.
+
+:meth:`Engine.submit` queues a request and returns a stream of events; everything else is
+arithmetic. Nothing here calls MLX, and nothing blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from mac_decoder.engine import template
+from mac_decoder.engine.admission import cache_bytes
+from mac_decoder.engine.events import Event, Failed, Finished, Generation
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.power import PowerAssertion
+from mac_decoder.engine.rates import Average
+from mac_decoder.engine.sampling import check_vocabulary
+from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.engine.template import Rendered
+from mac_decoder.engine.worker import Cancel, Limits, Stop, Submit, Worker, reserved_rows
+from mac_decoder.handoff.link import Link
+from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
+
+log = logging.getLogger(__name__)
+
+
+class Stream:
+    """The events of one request, in order. Belongs to the event loop's thread.
+
+    An asynchronous iterator, and a context manager that cancels the request when it is left
+    early. Iteration ends after ``Finished`` or ``Failed``, or when the request is cancelled.
+    """
+
+    def __init__(self, key: int, generation: Generation, leave: Callable[[int], None]) -> None:
+        self.generation = generation
+        self._key = key
+        self._leave = leave
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+        self._opened = time.monotonic()
+
+    def cancel(self) -> None:
+        """Give up the request: its slot is free at the next step, and iteration ends."""
+        if not self._closed:
+            self._leave(self._key)
+            self._close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def _age(self) -> float:
+        """Seconds since the request was submitted."""
+        return time.monotonic() - self._opened
+
+    def _push(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, (Finished, Failed)):
+            self._close()
+        else:
+            self._wake()
+
+    def _close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        self._waiter = None
+
+
+class Engine:
+    """One model, one MLX thread, any number of requests.
+
+    Used on one event loop. ``fault`` is resolved with the error when the MLX thread has died;
+    the process should then exit with ``EXIT_ENGINE_FAULT``.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        settings: EngineSettings | None = None,
+        link: Link | None = None,
+    ) -> None:
+        """``load`` runs on the MLX thread, which then owns the weights."""
+        self._settings = settings or EngineSettings()
+        self._worker = Worker(load, self._settings, link, self._deliver, self._started)
+        self._link = link
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-mlx")
+        self._text = ThreadPoolExecutor(1, thread_name_prefix="baton-text")
+        self._streams: dict[int, Stream] = {}
+        self._keys = 0
+        self._durations = Average()
+        self._power = PowerAssertion()
+        self._loaded: LoadedModel | None = None
+        self._limits: Limits | None = None
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self.fault: Future[EngineFault] = Future()
+
+    # -- life
+
+    async def start(self) -> None:
+        """Load the model and generate a first token; returns when the engine is ready.
+
+        Raises what ``load`` raises (``ConfigError``), and ``EngineFault`` for anything else
+        that goes wrong on the MLX thread.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._ready = self._loop.create_future()
+        ended = self._thread.submit(self._worker.run)
+        ended.add_done_callback(self._thread_ended)
+        await self._ready
+
+    async def failed(self) -> EngineFault:
+        """Wait until the MLX thread dies, which it may never do, and return why."""
+        return await asyncio.wrap_future(self.fault)
+
+    async def close(self) -> None:
+        """Cancel every request and end the threads."""
+        self._closing = True
+        for stream in list(self._streams.values()):
+            stream.cancel()
+        self._worker.post(Stop())
+        self._power.release()
+        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._text.shutdown)
+
+    def ready(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self._loaded is not None and not self._closing and not self.fault.done()
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, once started. Only the MLX thread may compute with it."""
+        if self._loaded is None:
+            raise EngineFault("the engine has not started", reason="engine_not_ready")
+        return self._loaded
+
+    def status(self) -> dict[str, Any]:
+        """What the engine is doing, in plain JSON types."""
+        state = None if self._link is None else self._link.state
+        return {
+            "ready": self.ready(),
+            "fault": self.fault.result().reason if self.fault.done() else None,
+            "open": len(self._streams),
+            "open_limit": self._settings.max_active + self._settings.max_waiting,
+            "power_assertion": self._power.held,
+            "link": None if state is None else {"state": state.name, "reason": state.reason},
+            **self._worker.snapshot,
+        }
+
+    # -- requests
+
+    def submit(self, generation: Generation) -> Stream:
+        """Queue a request. On the event loop's thread; returns at once.
+
+        Raises ``CapacityError`` (``queue_full``, with ``retry_after_s``), ``RequestError``
+        (``token_out_of_vocabulary``; ``memory_exceeded`` for a prompt that never fits), and
+        ``EngineFault`` (``engine_not_ready``) before start, after a fault and in shutdown.
+        """
+        if not self.ready() or self._limits is None:
+            raise EngineFault("the engine is not ready", reason="engine_not_ready")
+        self._check(generation, self._limits)
+        self._keys += 1
+        stream = Stream(self._keys, generation, self._left)
+        self._streams[self._keys] = stream
+        self._power.hold()
+        self._worker.post(Submit(self._keys, generation, time.perf_counter()))
+        return stream
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        continue_final: bool = False,
+    ) -> Rendered:
+        """:func:`template.render` with the model's tokenizer, off the event loop."""
+        call = partial(
+            template.render,
+            self.loaded.tokenizer,
+            messages,
+            tools,
+            options,
+            continue_final=continue_final,
+        )
+        return await asyncio.get_running_loop().run_in_executor(self._text, call)
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """:func:`template.encode` with the model's tokenizer, off the event loop."""
+        call = partial(template.encode, self.loaded.tokenizer, text)
+        return await asyncio.get_running_loop().run_in_executor(self._text, call)
+
+    def _check(self, generation: Generation, limits: Limits) -> None:
+        check_vocabulary(generation, limits.vocabulary)
+        rows = reserved_rows(generation, self._settings.growth_rows)
+        needed = cache_bytes(limits.layout, rows, limits.prefill_step)
+        if needed > limits.cache_bytes:
+            raise RequestError(
+                "the prompt needs more cache memory than this machine has",
+                reason="memory_exceeded",
+                field="prompt",
+                found=needed,
+                expected=limits.cache_bytes,
+            )
+        settings = self._settings
+        if len(self._streams) >= settings.max_active + settings.max_waiting:
+            raise CapacityError(
+                "the queue is full", reason="queue_full", retry_after_s=self._retry_after()
+            )
+
+    def _retry_after(self) -> float:
+        """About when a place in the queue comes free: at the rate at which requests end."""
+        if self._durations.amount == 0:
+            return 1.0
+        one = self._durations.seconds / self._durations.amount
+        return min(max(one / self._settings.max_active, 1.0), 60.0)
+
+    def _left(self, key: int) -> None:
+        self._worker.post(Cancel(key))
+        self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        self._streams.pop(key, None)
+        if not self._streams:
+            self._power.release()
+
+    # -- from the other threads
+
+    def _deliver(self, events: list[tuple[int, Event]]) -> None:
+        self._call(self._hand_out, events)
+
+    def _started(self, loaded: LoadedModel, limits: Limits) -> None:
+        self._call(self._become_ready, loaded, limits)
+
+    def _thread_ended(self, outcome: Future[None]) -> None:
+        error = outcome.exception()
+        if error is not None:
+            self._call(self._fail, error)
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # -- on the event loop
+
+    def _become_ready(self, loaded: LoadedModel, limits: Limits) -> None:
+        self._loaded, self._limits = loaded, limits
+        self._answer_start(None)
+
+    def _answer_start(self, error: BatonError | None) -> None:
+        """Let :meth:`start` return or raise; it may have been given up in the meantime."""
+        if self._ready is None or self._ready.done():
+            return
+        if error is None:
+            self._ready.set_result(None)
+        else:
+            self._ready.set_exception(error)
+
+    def _hand_out(self, events: list[tuple[int, Event]]) -> None:
+        for key, event in events:
+            stream = self._streams.get(key)
+            if stream is None:
+                continue
+            stream._push(event)
+            if isinstance(event, Finished):
+                self._durations = self._durations.with_sample(1.0, stream._age())
+            if isinstance(event, (Finished, Failed)):
+                self._forget(key)
+
+    def _fail(self, error: BaseException) -> None:
+        """The MLX thread has died of ``error``: end every request, and say so."""
+        if self._loaded is None and isinstance(error, BatonError):
+            self._answer_start(error)
+            return
+        log.critical("the MLX thread has died", exc_info=error)
+        fault = EngineFault("the engine failed", found=type(error).__name__)
+        fault.__cause__ = error
+        self.fault.set_result(fault)
+        self._answer_start(fault)
+        for key, stream in list(self._streams.items()):
+            stream._push(Failed(fault))
+            self._forget(key)

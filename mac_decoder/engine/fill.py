@@ -1,0 +1,285 @@
+"""Bringing a request's cache to N-1: the remote lane, and the local one behind it.
+
+MLX thread only, but for the two callbacks that the handoff thread calls. A request enters by
+:meth:`Filling.start` and leaves by ``ready`` with its caches, or by :meth:`withdraw`. When a
+handoff fails, for whatever reason, the reason is logged, counted and kept for the report, and
+the prompt is computed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_lm.models.cache import make_prompt_cache
+
+from mac_decoder.engine.admission import next_prefill
+from mac_decoder.engine.events import Progress
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.prefill import LocalPrefill
+from mac_decoder.engine.rates import Average, Speeds, threshold
+from mac_decoder.engine.remote import Fetch, RemoteLane, Situation, decide
+from mac_decoder.engine.request import Request, Stage
+from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.kv.install import build, canonical
+from mac_decoder.kv.shadow import Shadow
+from protocol.errors import BatonError, LocalProtocolError
+from protocol.layout import payload_bytes
+
+log = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.1
+"""Shortest time between two Progress events of one request."""
+
+Emit = Callable[[int, Progress], None]
+
+
+@dataclass(frozen=True)
+class _Computing:
+    """A prompt that is being computed here."""
+
+    request: Request
+    prefill: LocalPrefill
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """The handoff that is under way."""
+
+    request: Request
+    fetch: Fetch
+
+
+class Filling:
+    """All requests whose cache is not at N-1 yet."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        step: int,
+        fixed_threshold: int | None,
+        link: Link | None,
+        *,
+        fetched: Callable[[int, Future[Handoff]], None],
+        progress: Emit,
+        ready: Callable[[Request, list[Any]], None],
+    ) -> None:
+        """``fetched`` and ``progress`` are called in the handoff thread; ``ready`` here."""
+        self._loaded = loaded
+        self._step = step
+        self._fixed_threshold = fixed_threshold
+        self._link = link
+        self._lane = None if link is None else RemoteLane(link, self._remote_progress, fetched)
+        self._progress = progress
+        self._ready = ready
+        self._for_lane: deque[Request] = deque()
+        self._fetching: _Fetching | None = None
+        self._prefills: list[_Computing] = []
+        self._local = Average()
+        self._overhead = Average()
+        self._turn = 0
+        self.fallbacks: Counter[str] = Counter()
+        self.handoffs = 0
+
+    # -- what the worker asks
+
+    @property
+    def has_tile(self) -> bool:
+        """Whether there is a tile to compute."""
+        return bool(self._prefills)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes reserved for the requests in here, a handoff that was withdrawn included."""
+        held = [computing.request for computing in self._prefills]
+        held += self._for_lane
+        if self._fetching is not None:
+            held.append(self._fetching.request)
+        return sum(request.nbytes for request in held)
+
+    @property
+    def speeds(self) -> Speeds:
+        """The measured rates of both lanes."""
+        measured = None if self._link is None else self._link.rates
+        overhead = self._overhead
+        return Speeds(
+            local=self._local.per_second,
+            producer=measured.compute_tokens_per_s if measured else 0.0,
+            link=measured.wire_bytes_per_s if measured else 0.0,
+            overhead_s=overhead.seconds / overhead.amount if overhead.amount else 0.0,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Counts and rates in plain types."""
+        speeds = self.speeds
+        layout = self._loaded.layout
+        return {
+            "prefilling": len(self._prefills),
+            "waiting_for_producer": len(self._for_lane),
+            "fetching": self._fetching is not None,
+            "handoffs": self.handoffs,
+            "fallbacks": dict(self.fallbacks),
+            "rates": {
+                "local_tokens_per_s": round(speeds.local, 1),
+                "producer_tokens_per_s": round(speeds.producer, 1),
+                "link_bytes_per_s": round(speeds.link),
+                "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
+            },
+            # Of a prompt long enough that window rows and states hardly count.
+            "remote_threshold": self._fixed_threshold
+            or threshold(payload_bytes(layout, 0, 4096) / 4096, speeds),
+        }
+
+    # -- the way in and out
+
+    def start(self, request: Request) -> None:
+        """Choose the lane and begin."""
+        end = request.end
+        if end == 0:
+            request.reasons.append("nothing_to_prefill")
+            request.enter(Stage.PREFILL, time.perf_counter(), "queue")
+            self._ready(request, make_prompt_cache(self._loaded.model))
+            return
+        decision = decide(request.generation.lane, end, self._situation(end))
+        request.reasons += decision.reasons
+        if decision.source == "local":
+            if self._link is not None and request.generation.lane != "local":
+                self.fallbacks[decision.reasons[-1]] += 1
+            self._begin_prefill(request, "queue")
+            return
+        request.enter(Stage.REMOTE, time.perf_counter(), "queue")
+        self._for_lane.append(request)
+        self._next_handoff()
+
+    def withdraw(self, request: Request) -> None:
+        """Let go of a request that is in here; a handoff under way is told to stop."""
+        self._prefills = [entry for entry in self._prefills if entry.request is not request]
+        if request in self._for_lane:
+            self._for_lane.remove(request)
+        if self._fetching is not None and self._fetching.request is request:
+            self._fetching.fetch.withdrawn.set()
+
+    def close(self) -> None:
+        """Withdraw everything and end the handoff thread."""
+        self._for_lane.clear()
+        self._prefills.clear()
+        if self._lane is not None:
+            self._lane.close()
+
+    # -- local
+
+    def compute_tile(self) -> None:
+        """Compute one tile of one prompt."""
+        remaining = [entry.prefill.remaining for entry in self._prefills]
+        entry = self._prefills[next_prefill(remaining, self._turn)]
+        request, prefill = entry.request, entry.prefill
+        self._turn += 1
+        began = time.perf_counter()
+        tokens = prefill.advance()
+        now = time.perf_counter()
+        self._local = self._local.with_sample(tokens, now - began)
+        done = prefill.remaining == 0
+        if done or now - request.reported_at >= PROGRESS_INTERVAL_S:
+            request.reported_at = now
+            self._progress(request.key, Progress(prefill.position, request.end, "local"))
+        if done:
+            self._prefills.remove(entry)
+            request.enter(Stage.PREFILL, now, "compute")
+            self._ready(request, prefill.caches)
+
+    def _begin_prefill(self, request: Request, phase: str) -> None:
+        now = time.perf_counter()
+        request.enter(Stage.PREFILL, now, phase)
+        request.reported_at = now
+        prefill = LocalPrefill(self._loaded.model, request.generation.tokens, self._step)
+        self._prefills.append(_Computing(request, prefill))
+
+    # -- remote
+
+    def _situation(self, end: int) -> Situation:
+        backlog = sum(request.end for request in self._for_lane)
+        if self._fetching is not None:
+            backlog += self._fetching.request.end
+        return Situation(
+            link=None if self._link is None else self._link.state,
+            fixed_threshold=self._fixed_threshold,
+            speeds=self.speeds,
+            bytes_per_token=payload_bytes(self._loaded.layout, 0, end) / end,
+            backlog_tokens=backlog,
+        )
+
+    def _next_handoff(self) -> None:
+        if self._lane is None or self._fetching is not None or not self._for_lane:
+            return
+        request = self._for_lane.popleft()
+        request.enter(Stage.REMOTE, time.perf_counter(), "queue")
+        shadow = Shadow(self._loaded.layout, 0, request.end)
+        generation = request.generation
+        fetch = Fetch(request.key, generation.request_id, generation.tokens, shadow)
+        self._fetching = _Fetching(request, fetch)
+        self._lane.start(fetch)
+
+    def take_fetched(self, outcome: Future[Handoff], *, wanted: bool) -> None:
+        """The handoff under way has ended: install it, or compute the prompt here.
+
+        ``wanted`` is false when its request was cancelled in the meantime.
+        """
+        if self._fetching is None:
+            raise LocalProtocolError("no handoff is under way", reason="handoff_unknown")
+        request, fetch = self._fetching.request, self._fetching.fetch
+        self._fetching = None
+        error = outcome.exception()
+        if error is None:
+            error = self._install(request, outcome.result(), fetch, wanted=wanted)
+        elif not isinstance(error, BatonError):
+            log.error("handoff of %s broke", request.generation.request_id, exc_info=error)
+        if error is not None and wanted:
+            self._fall_back(request, error)
+        self._next_handoff()
+
+    def _install(
+        self, request: Request, handoff: Handoff, fetch: Fetch, *, wanted: bool
+    ) -> BatonError | None:
+        """Build the caches and hand them on; returns what refused them, if anything did."""
+        if not wanted:
+            handoff.discarded("cancelled")
+            return None
+        try:
+            caches = build(self._loaded.model, self._loaded.layout, fetch.shadow)
+            canonical(caches)
+        except BatonError as error:
+            handoff.discarded(error.reason)
+            return error
+        phases = handoff.phases_ms
+        took_ms = (time.perf_counter() - request.stage_began) * 1e3
+        # Rows travel while the next are computed: the longer of the two scales with length.
+        fixed_ms = took_ms - max(phases.get("compute", 0.0), phases.get("wire", 0.0))
+        self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3)
+        request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
+        self.handoffs += 1
+        handoff.committed()
+        self._ready(request, caches)
+        return None
+
+    def _fall_back(self, request: Request, error: BaseException) -> None:
+        reason = error.reason if isinstance(error, BatonError) else "handoff_broke"
+        log.warning(
+            "request %s: handoff failed (%s), prefilling here",
+            request.generation.request_id,
+            reason,
+        )
+        self.fallbacks[reason] += 1
+        request.reasons.append(reason)
+        self._begin_prefill(request, "failed_handoff")
+
+    def _remote_progress(self, fetch: Fetch, processed: int, total: int) -> None:
+        """In the handoff thread, which alone touches ``fetch.reported_at``."""
+        now = time.perf_counter()
+        if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
+            fetch.reported_at = now
+            self._progress(fetch.key, Progress(processed, total, "remote"))

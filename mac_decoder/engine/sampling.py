@@ -1,0 +1,142 @@
+"""How one request's tokens are drawn, and what is reported about each of them.
+
+A :class:`Draw` is the sampler of exactly one request inside a batch. It is called once per
+step, when the step is *launched*; what it found out about that step travels to the host with
+the token itself, so that log probabilities and the check for finite logits cost no second
+wait for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import (
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+    make_logits_processors,
+)
+
+from mac_decoder.engine.events import Generation, Sampling
+from protocol.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is known about one drawn token; ``finite`` is false where logits were NaN or inf."""
+
+    finite: bool
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Draw:
+    """The sampler of one request: a function of its seed, its step and the logits alone."""
+
+    def __init__(self, sampling: Sampling, top_logprobs: int | None, vocabulary: int) -> None:
+        """``vocabulary`` is the number of logits; filters that keep all of it are left out."""
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        self._seed = str(seed).encode()
+        self._sampling = sampling
+        self._greedy = sampling.greedy or sampling.top_p == 0.0 or sampling.top_k == 1
+        self._top_k = sampling.top_k if sampling.top_k < vocabulary else 0
+        self._reported = top_logprobs
+        self._top = 0 if top_logprobs is None else min(top_logprobs, vocabulary)
+        self._step = 0
+        self._launched: deque[tuple[mx.array, ...]] = deque()
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Launch one draw from ``(1, vocabulary)`` log probabilities; returns ``(1,)`` ids."""
+        tokens = self._choose(logprobs)
+        # Any NaN, and an infinity in the logits, leave no finite maximum here.
+        facts = [mx.max(logprobs, axis=-1)]
+        if self._reported is not None:
+            exact = logprobs.astype(mx.float32)
+            exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
+            facts.append(mx.take_along_axis(exact, tokens[:, None], axis=-1))
+            if self._top:
+                best = mx.argpartition(-exact, kth=self._top - 1, axis=-1)[:, : self._top]
+                facts += [best, mx.take_along_axis(exact, best, axis=-1)]
+        self._step += 1
+        self._launched.append(tuple(facts))
+        return mx.depends([tokens], facts)[0]
+
+    def read(self) -> Drawn:
+        """The facts of the oldest draw not read yet, whose token is on the host already."""
+        maximum, *reported = self._launched.popleft()
+        finite = math.isfinite(_number(maximum))
+        if not reported or not finite:
+            return Drawn(finite)
+        chosen, *best = reported
+        top: tuple[tuple[int, float], ...] = ()
+        if best:
+            ids, values = best[0].tolist()[0], best[1].tolist()[0]
+            top = tuple(sorted(zip(ids, values, strict=True), key=lambda pair: -pair[1]))
+        return Drawn(finite, _number(chosen), top)
+
+    def _choose(self, logprobs: mx.array) -> mx.array:
+        if self._greedy:
+            return mx.argmax(logprobs, axis=-1)
+        # Temperature first, then the filters, as OpenAI's parameters are commonly read;
+        # mlx-lm's own sampler filters the distribution as it is before temperature.
+        scaled = logprobs.astype(mx.float32) * (1.0 / self._sampling.temperature)
+        scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
+        if self._top_k:
+            scaled = apply_top_k(scaled, self._top_k)
+        if self._sampling.top_p < 1.0:
+            scaled = apply_top_p(scaled, self._sampling.top_p)
+        if self._sampling.min_p > 0.0:
+            scaled = apply_min_p(scaled, self._sampling.min_p)
+        return mx.random.categorical(scaled, key=self._key())
+
+    def _key(self) -> mx.array:
+        """The random key of this step: 64 bits that depend on seed and step only."""
+        digest = hashlib.blake2b(
+            self._step.to_bytes(8, "big") + self._seed, digest_size=8, person=b"baton-draw"
+        ).digest()
+        words = [int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big")]
+        return mx.array(words, dtype=mx.uint32)
+
+
+def _number(array: mx.array) -> float:
+    """The only element of a real array."""
+    return float(array.item())  # pyright: ignore[reportArgumentType]
+
+
+def processors(sampling: Sampling) -> list[Any]:
+    """mlx-lm's logits processors for the penalties and the bias that are set."""
+    repetition = sampling.repetition_penalty
+    return make_logits_processors(
+        logit_bias=dict(sampling.logit_bias) or None,
+        repetition_penalty=None if repetition == 1.0 else repetition,
+        repetition_context_size=sampling.penalty_context,
+        presence_penalty=sampling.presence_penalty,
+        presence_context_size=sampling.penalty_context,
+        frequency_penalty=sampling.frequency_penalty,
+        frequency_context_size=sampling.penalty_context,
+    )
+
+
+def check_vocabulary(generation: Generation, vocabulary: int) -> None:
+    """Raise ``RequestError`` for ids that the model does not have.
+
+    MLX does not check indices: an id out of range would read foreign memory.
+    """
+    named = {
+        "tokens": generation.tokens,
+        "logit_bias": generation.sampling.logit_bias,
+    }
+    for field, ids in named.items():
+        if ids and (min(ids) < 0 or max(ids) >= vocabulary):
+            raise RequestError(
+                "a token id is not in the model's vocabulary",
+                reason="token_out_of_vocabulary",
+                field=field,
+                expected=f"0 to {vocabulary - 1}",
+            )

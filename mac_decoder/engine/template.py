@@ -1,0 +1,131 @@
+"""From messages to token ids: the chat template, and the state in which the answer starts.
+
+Blocking and CPU-heavy; the engine runs it in a thread of its own, one call at a time, since
+tokenizers are not safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jinja2
+
+from protocol.errors import RequestError
+
+InitialState = Literal["normal", "reasoning"]
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt in token ids, and where the model's answer starts: in its thoughts or not."""
+
+    tokens: tuple[int, ...]
+    initial_state: str = "normal"
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    continue_final: bool = False,
+) -> Rendered:
+    """Render a conversation with the checkpoint's own chat template.
+
+    ``tokenizer`` is mlx-lm's wrapper; ``messages`` and ``tools`` are OpenAI's, text only;
+    ``options`` are further variables of the template (``enable_thinking``, ...). With
+    ``continue_final`` the last message is left open for the model to go on with.
+
+    Raises ``RequestError``: ``unsupported_modality`` for parts that are not text,
+    ``tool_arguments_invalid`` for arguments that are not JSON, ``template_missing``, and
+    ``template_failed`` where the template itself refuses the conversation.
+    """
+    if not tokenizer.has_chat_template:
+        raise RequestError(
+            "this checkpoint has no chat template; use /v1/completions",
+            reason="template_missing",
+            field="messages",
+        )
+    prepared = [_flat(message) for message in messages]
+    try:
+        tokens = tokenizer.apply_chat_template(
+            prepared,
+            tools=[dict(tool) for tool in tools] if tools else None,
+            add_generation_prompt=not continue_final,
+            continue_final_message=continue_final,
+            tokenize=True,
+            **dict(options or {}),
+        )
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+        # A template sees arbitrary messages and raises what its author did not foresee.
+        raise RequestError(
+            "the model's chat template refuses this conversation",
+            reason="template_failed",
+            field="messages",
+            found=type(error).__name__,
+        ) from error
+    return Rendered(tuple(tokens), _initial_state(tokenizer, tokens))
+
+
+def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The token ids of a raw completion prompt, with the tokenizer's own special tokens."""
+    return tuple(tokenizer.encode(text))
+
+
+def _initial_state(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """As mlx-lm's server decides: thoughts that were opened and not closed are still open."""
+    if tokenizer.response_initial_state:
+        return str(tokenizer.response_initial_state)
+    if tokenizer.has_thinking:
+        opened = tokenizer.rfind_think_start(tokens)
+        if opened > tokenizer.rfind_think_end(tokens):
+            return "reasoning"
+    return "normal"
+
+
+def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates expect it: text content, tool arguments as objects."""
+    flat = copy.deepcopy(dict(message))
+    content = flat.get("content")
+    if content is None:
+        flat["content"] = ""
+    elif not isinstance(content, str):
+        flat["content"] = "".join(_text(part) for part in content)
+    for call in flat.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            function["arguments"] = _parsed(arguments)
+    return flat
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if part.get("type") not in _TEXT_PARTS:
+        raise RequestError(
+            "only text is supported in messages",
+            reason="unsupported_modality",
+            field="messages.content",
+            found=part.get("type"),
+            expected="text",
+        )
+    return str(part.get("text", ""))
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            "a tool call's arguments are not JSON",
+            reason="tool_arguments_invalid",
+            field="messages.tool_calls.function.arguments",
+        ) from error

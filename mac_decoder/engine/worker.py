@@ -1,0 +1,343 @@
+"""The MLX thread: the only one that computes, and the owner of every cache.
+
+One turn of its loop takes the commands that have come, admits what fits, makes one step of
+every decode group, and computes at most one tile of one prompt. Nothing blocks it but MLX
+itself, and an empty inbox when there is nothing to do. Events leave it in batches, one per
+step, through ``deliver``.
+
+What a single request can break ends that request. Whatever else comes out of here ends the
+thread, and with it the process: see ``facade``.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+from mac_decoder.engine.admission import cache_bytes
+from mac_decoder.engine.batch import Groups, Member, Step
+from mac_decoder.engine.events import (
+    Event,
+    Failed,
+    Finished,
+    Generation,
+    GenerationFault,
+    Sampling,
+    Token,
+)
+from mac_decoder.engine.fill import Filling
+from mac_decoder.engine.memory import cache_budget, default_step
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.prefill import LocalPrefill
+from mac_decoder.engine.request import Request, Stage
+from mac_decoder.engine.sampling import Draw
+from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.handoff.link import Handoff, Link
+from protocol.errors import BatonError, CapacityError
+from protocol.layout import Layout
+
+WARM_UP = 17
+"""Length of the prompt that is generated from before the engine calls itself ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request, ``submitted`` at a reading of ``time.perf_counter``."""
+
+    key: int
+    generation: Generation
+    submitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client of ``key`` has left."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The handoff of ``key`` has ended, one way or the other."""
+
+    key: int
+    outcome: Future[Handoff]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Drop everything and end the thread."""
+
+
+Command = Submit | Cancel | Fetched | Stop
+Deliver = Callable[[list[tuple[int, Event]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request is checked against before it is queued; known once the model is loaded."""
+
+    layout: Layout
+    vocabulary: int
+    cache_bytes: int
+    prefill_step: int
+
+
+class Worker:
+    """The loop and its state. Other threads call :meth:`post` and read ``snapshot``."""
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedModel],
+        settings: EngineSettings,
+        link: Link | None,
+        deliver: Deliver,
+        started: Callable[[LoadedModel, Limits], None],
+    ) -> None:
+        """``load`` and ``started`` run on the MLX thread, ``deliver`` on that and others."""
+        self._load = load
+        self._settings = settings
+        self._link = link
+        self._deliver = deliver
+        self._started = started
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._events: list[tuple[int, Event]] = []
+        self._ended: Counter[str] = Counter()
+        self._generated = 0
+        self._owed_s = 0.0
+        self._stopping = False
+        self.snapshot: dict[str, Any] = {}
+
+    def post(self, command: Command) -> None:
+        """Hand a command to the MLX thread; returns at once."""
+        self._inbox.put(command)
+
+    def run(self) -> None:
+        """Load, warm up, and serve until :class:`Stop`; the body of the MLX thread."""
+        wired = maybe_set_recommended_wired_limit()
+        self._open(self._load())
+        self._publish()
+        self._started(self._loaded, self.limits)
+        while not self._stopping:
+            self._take_commands()
+            self._admit()
+            self._decode()
+            self._prefill()
+        self._filling.close()
+        self._groups.close()
+        if wired is not None:
+            mx.synchronize()
+            mx.set_wired_limit(wired)
+
+    # -- start
+
+    def _open(self, loaded: LoadedModel) -> None:
+        settings = self._settings
+        self._loaded = loaded
+        self.limits = Limits(
+            layout=loaded.layout,
+            vocabulary=loaded.vocabulary,
+            cache_bytes=cache_budget(settings.cache_bytes),
+            prefill_step=settings.prefill_step or default_step(),
+        )
+        stream = mx.default_stream(mx.default_device())
+        self._groups = Groups(loaded.model, loaded.layout, settings.padding, stream)
+        self._filling = Filling(
+            loaded,
+            self.limits.prefill_step,
+            settings.remote_threshold,
+            self._link,
+            fetched=lambda key, outcome: self.post(Fetched(key, outcome)),
+            progress=lambda key, progress: self._deliver([(key, progress)]),
+            ready=self._begin_decode,
+        )
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Generate two tokens, so that being ready means that a token can be generated."""
+        generation = Generation("warm-up", (0,) * WARM_UP, 2, Sampling(temperature=0.0))
+        prefill = LocalPrefill(self._loaded.model, generation.tokens, self.limits.prefill_step)
+        while prefill.remaining:
+            prefill.advance()
+        draw = Draw(generation.sampling, None, self.limits.vocabulary)
+        self._groups.insert(
+            Member(0, generation, draw, prefill.end, WARM_UP + 2), prefill.caches, 0
+        )
+        while len(self._groups):
+            for step in self._groups.step():
+                if not step.drawn.finite:
+                    raise GenerationFault("the warm-up gave no finite logits")
+        mx.clear_cache()
+
+    # -- commands
+
+    def _take_commands(self) -> None:
+        idle = not (len(self._groups) or self._filling.has_tile)
+        if idle:
+            self._apply(self._inbox.get())
+        while not self._inbox.empty():
+            self._apply(self._inbox.get())
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Submit(key, generation, submitted):
+                request = Request(key, generation, submitted)
+                self._requests[key] = request
+                self._waiting.append(request)
+            case Cancel(key):
+                self._cancel(key)
+            case Fetched(key, outcome):
+                self._filling.take_fetched(outcome, wanted=key in self._requests)
+            case Stop():
+                self._stopping = True
+        self._publish()
+
+    def _cancel(self, key: int) -> None:
+        request = self._requests.pop(key, None)
+        if request is None:
+            return
+        self._ended["cancelled"] += 1
+        match request.stage:
+            case Stage.WAITING:
+                self._waiting.remove(request)
+            case Stage.REMOTE | Stage.PREFILL:
+                self._filling.withdraw(request)
+            case Stage.DECODE:
+                self._groups.remove([key])
+
+    # -- admission
+
+    @property
+    def _reserved(self) -> int:
+        return self._groups.reserved + self._filling.reserved
+
+    def _admit(self) -> None:
+        """Start waiting requests, in order, while slots and bytes last."""
+        while (
+            self._waiting and len(self._requests) - len(self._waiting) < self._settings.max_active
+        ):
+            request = self._waiting[0]
+            rows = reserved_rows(request.generation, self._settings.growth_rows)
+            nbytes = cache_bytes(self.limits.layout, rows, self.limits.prefill_step)
+            if self._reserved + nbytes > self.limits.cache_bytes and self._reserved > 0:
+                return
+            self._waiting.popleft()
+            request.rows, request.nbytes = rows, nbytes
+            self._filling.start(request)
+            self._publish()
+
+    # -- decode
+
+    def _begin_decode(self, request: Request, caches: list[Any]) -> None:
+        """Put a cache at N-1 into a group; its boundary step is launched at once."""
+        generation = request.generation
+        draw = Draw(generation.sampling, generation.top_logprobs, self.limits.vocabulary)
+        member = Member(request.key, generation, draw, request.end, request.rows)
+        request.member = member
+        alone = cache_bytes(self.limits.layout, request.rows)
+        self._groups.insert(member, caches, self.limits.cache_bytes - self._reserved - alone)
+        request.enter(Stage.DECODE, time.perf_counter(), "install")
+
+    def _decode(self) -> None:
+        if not len(self._groups):
+            self._owed_s = 0.0
+            return
+        began = time.perf_counter()
+        steps = self._groups.step()
+        now = time.perf_counter()
+        self._owed_s -= now - began
+        for step in steps:
+            self._take_step(step, now)
+        self._flush()
+
+    def _take_step(self, step: Step, now: float) -> None:
+        request = self._requests[step.key]
+        if request.first_token_at is None:
+            request.saw_first_token(now)
+        if not step.drawn.finite:
+            self._fail(request, GenerationFault("the model's logits are not finite"))
+            return
+        self._generated += 1
+        if step.ended != "stop":
+            self._emit(request, Token(step.token, step.drawn.logprob, step.drawn.top))
+        if step.ended is not None:
+            self._end(
+                request, Finished("stop" if step.ended == "stop" else "length", request.report())
+            )
+        else:
+            self._grow(request)
+
+    def _grow(self, request: Request) -> None:
+        """Reserve more rows for a sequence that comes to the end of its own."""
+        member = request.member
+        if member is None or member.position + 2 < member.rows:
+            return
+        added = self._groups.grow(request.key, member.rows + self._settings.growth_rows)
+        if added and self._reserved > self.limits.cache_bytes:
+            error = CapacityError(
+                "the answer outgrew the memory for caches", reason="cache_memory_exhausted"
+            )
+            self._fail(request, error)
+
+    # -- prefill
+
+    def _prefill(self) -> None:
+        """One tile, unless those who decode are owed time for the last one."""
+        if not self._filling.has_tile or (self._owed_s > 0 and len(self._groups)):
+            return
+        began = time.perf_counter()
+        self._filling.compute_tile()
+        share = self._settings.decode_share
+        self._owed_s = (time.perf_counter() - began) * share / (1 - share)
+        self._publish()
+
+    # -- endings and events
+
+    def _emit(self, request: Request, event: Event) -> None:
+        self._events.append((request.key, event))
+
+    def _fail(self, request: Request, error: BatonError) -> None:
+        self._groups.remove([request.key])
+        self._end(request, Failed(error))
+
+    def _end(self, request: Request, event: Finished | Failed) -> None:
+        del self._requests[request.key]
+        self._ended[event.error.reason if isinstance(event, Failed) else event.reason] += 1
+        self._emit(request, event)
+        self._publish()
+        if not self._requests:
+            mx.clear_cache()
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
+
+    def _publish(self) -> None:
+        """Make a new snapshot for :meth:`facade.Engine.status`; the old one stays as it was."""
+        stages = Counter(request.stage.value for request in self._requests.values())
+        self.snapshot = {
+            "requests": {stage.value: stages.get(stage.value, 0) for stage in Stage},
+            "groups": self._groups.sizes,
+            "cache_bytes_reserved": self._reserved,
+            "cache_bytes_limit": self.limits.cache_bytes,
+            "generated_tokens": self._generated,
+            "ended": dict(self._ended),
+            "prefill_step": self.limits.prefill_step,
+            **self._filling.status(),
+        }
+
+
+def reserved_rows(generation: Generation, growth: int) -> int:
+    """Rows to reserve when a request starts: its prompt, and the answer up to ``growth``."""
+    return len(generation.tokens) + min(generation.max_tokens, growth)
