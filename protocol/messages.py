@@ -1,0 +1,323 @@
+"""Control messages: one per WebSocket TEXT frame, in exactly one encoding.
+
+JSON as msgspec writes it: ``type`` first, then the fields in declared order, no blanks, no
+escapes, integers only, bytes as padded base64. A message that decodes but is not encoded
+like that is refused, so that two readers can never understand one text differently and
+every flipped byte is another message or none.
+
+Lengths are checked before anything is decoded; every field has bounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.identity import Identity
+from protocol.layout import Dtype
+from protocol.reasons import differs, refusal
+
+VERSION: Final = 1
+MAX_TOKENS: Final = 1 << 20
+"""Most tokens of one PREFILL in any implementation; a producer's own limit may be lower."""
+MAX_GENERATION: Final = (1 << 53) - 1
+MAX_CREDIT: Final = 1024
+"""Most frames that may be credited and not yet sent: 1 GiB of payload."""
+MAX_EXTRA_CUTS: Final = 64
+MAX_HISTORY: Final = 64
+MAX_TILE: Final = 1 << 16
+MAX_FRAMES: Final = 1 << 20
+MAX_PAYLOAD: Final = 1 << 46
+CONTROL_BYTES: Final = 16 * 1024
+"""Longest control message but PREFILL, in bytes."""
+
+Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Generation = Annotated[int, msgspec.Meta(ge=1, le=MAX_GENERATION)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_GENERATION)]
+Position = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Frames = Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAMES)]
+Payload = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD)]
+Credits = Annotated[int, msgspec.Meta(ge=1, le=MAX_CREDIT)]
+Micros = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAYLOAD)]
+Millis = Annotated[int, msgspec.Meta(ge=1, le=10 * 24 * 3600 * 1000)]
+Word = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,64}\Z")]
+Code = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9_]{1,64}\Z")]
+Note = Annotated[str, msgspec.Meta(pattern=r"\A[ !#-\[\]-~]{0,96}\Z")]
+"""A remark: printable ASCII without the two characters that JSON escapes."""
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How rows were computed: provenance, not identity. ``tile`` is in tokens."""
+
+    who: Literal["decoder_prefill", "decoder_decode", "producer"]
+    device: Word
+    dtype: Dtype
+    tile: Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE)]
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Positions ``[first, last)`` were computed by ``recipe``."""
+
+    first: Position
+    last: Position
+    recipe: Recipe
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a producer accepts: tokens of one PREFILL, frames of credit at one time."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    max_credit: Credits
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """Decoder: opens the connection. ``nonce`` is fresh and random."""
+
+    version: Literal[1]
+    nonce: Bytes32
+    epoch: Epoch
+    identity: Identity
+    layout: Bytes32
+
+
+class HelloAck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello_ack"):
+    """Producer: answers HELLO; its ``recipe`` holds the tile of every handoff here."""
+
+    version: Literal[1]
+    nonce: Bytes32
+    epoch: Epoch
+    identity: Identity
+    layout: Bytes32
+    recipe: Recipe
+    limits: Limits
+
+
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proof"):
+    """Either side: proves the pairing key over both hellos and both certificates."""
+
+    mac: Bytes32
+
+
+class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prefill"):
+    """Decoder: asks for the cache of ``[cut, end)``; ``tokens`` are uint32 LE of ``[0, end)``.
+
+    The boundary token is not among them. ``extra_cuts`` are positions inside where a cut
+    would be welcome; a producer of version 1 ships none of them. ``deadline_ms`` runs from
+    receipt, ``credit`` is the number of frames that may be sent at once.
+    """
+
+    request: Word
+    generation: Generation
+    nonce: Bytes32
+    identity: Bytes32
+    cut: Position
+    extra_cuts: Annotated[tuple[Position, ...], msgspec.Meta(max_length=MAX_EXTRA_CUTS)]
+    deadline_ms: Millis
+    credit: Credits
+    tokens: Annotated[bytes, msgspec.Meta(min_length=4, max_length=4 * MAX_TOKENS)]
+
+    def __repr__(self) -> str:
+        # A log of messages must not become a log of prompts.
+        return f"Prefill(request={self.request!r}, generation={self.generation}, cut={self.cut})"
+
+
+class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin"):
+    """Producer: the manifest of the handoff that follows.
+
+    ``layout``, ``tokens`` and ``spans`` are digests; ``frames`` and ``payload_bytes`` count
+    what follows; ``computed_tokens`` is how many of ``[0, end)`` were not held already;
+    ``history`` covers ``[cut, end)`` without gap.
+    """
+
+    generation: Generation
+    nonce: Bytes32
+    transfer: Bytes16
+    layout: Bytes32
+    tokens: Bytes32
+    spans: Bytes32
+    cut: Position
+    end: Position
+    tile: Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE)]
+    frames: Frames
+    payload_bytes: Payload
+    computed_tokens: Position
+    history: Annotated[tuple[History, ...], msgspec.Meta(min_length=1, max_length=MAX_HISTORY)]
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="progress"):
+    """Producer: ``done`` tokens of the request are computed; also a sign of life."""
+
+    generation: Generation
+    done: Position
+
+
+class Credit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="credit"):
+    """Decoder: ``frames`` more frames may be sent."""
+
+    generation: Generation
+    frames: Credits
+
+
+class Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="seal"):
+    """Producer: the last message of a handoff.
+
+    ``digest`` is SHA-256 over all frame digests in order; ``queue_us`` and ``compute_us``
+    are the producer's own phases in microseconds; ``mac`` authenticates it all.
+    """
+
+    transfer: Bytes16
+    frames: Frames
+    payload_bytes: Payload
+    queue_us: Micros
+    compute_us: Micros
+    digest: Bytes32
+    mac: Bytes32
+
+
+class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):
+    """Decoder: the sealed cache is installed; ``mac`` answers the seal's."""
+
+    transfer: Bytes16
+    mac: Bytes32
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
+    """Either side: ends a handoff, or with ``generation`` 0 the connection.
+
+    Its form is the same in every version, since it says that versions differ.
+    ``components`` names the identity components that differ, ``retry_after_ms`` is 0 if
+    nothing is known.
+    """
+
+    generation: Epoch
+    reason: Code
+    field: Note
+    found: Note
+    expected: Note
+    components: Annotated[tuple[Code, ...], msgspec.Meta(max_length=8)]
+    retry_after_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+
+
+class Aborted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="aborted"):
+    """Either side: answers ABORT; nothing more of this handoff follows from the sender."""
+
+    generation: Generation
+
+
+Message = (
+    Hello
+    | HelloAck
+    | Proof
+    | Prefill
+    | Begin
+    | Progress
+    | Credit
+    | Seal
+    | Committed
+    | Abort
+    | Aborted
+)
+MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        Hello,
+        HelloAck,
+        Proof,
+        Prefill,
+        Begin,
+        Progress,
+        Credit,
+        Seal,
+        Committed,
+        Abort,
+        Aborted,
+    )
+}
+"""Every message by its tag."""
+
+
+class _Opening(msgspec.Struct):
+    """What can be read of a message of any version."""
+
+    type: str
+    version: int | None = None
+
+
+_openings: Final = msgspec.json.Decoder(_Opening)
+_messages: Final = msgspec.json.Decoder(Message)
+_encoder: Final = msgspec.json.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The one encoding of a message.
+
+    Raises ``msgspec.ValidationError`` if this side's own message breaks the bounds that a
+    peer would check (msgspec checks on decoding only, so this decodes again).
+    """
+    raw = _encoder.encode(message)
+    _messages.decode(raw)
+    return raw
+
+
+def decode(raw: bytes, limit: int = CONTROL_BYTES) -> Message:
+    """The message in ``raw``, which may have at most ``limit`` bytes.
+
+    Raises PeerProtocolError: ``message_too_long``, ``message_malformed``,
+    ``message_unknown``, ``version_unsupported``, ``message_not_canonical``, in this order.
+    """
+    if len(raw) > limit:
+        raise differs("message_too_long", "length", len(raw), f"at most {limit}")
+    try:
+        opening = _openings.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise refusal("message_malformed", "a control message is not readable") from error
+    if opening.type not in MESSAGES:
+        raise refusal("message_unknown", "a control message has a tag unknown to this version")
+    if opening.version is not None and opening.version != VERSION:
+        raise differs("version_unsupported", "version", opening.version, VERSION)
+    try:
+        message = _messages.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        text = f"the fields of {opening.type} are not as they must be"
+        raise refusal("message_malformed", text, field=opening.type) from error
+    if _encoder.encode(message) != raw:
+        text = f"{opening.type} is not in its one encoding"
+        raise refusal("message_not_canonical", text, field=opening.type)
+    return message
+
+
+def prefill_limit(max_tokens: int) -> int:
+    """The longest PREFILL of ``max_tokens`` tokens, encoded, in bytes."""
+    return CONTROL_BYTES + 4 * -(-4 * max_tokens // 3)
+
+
+def encode_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
+    """Tokens as uint32 little endian.
+
+    Raises ``ValueError`` for a token outside of ``[0, 2**32)``.
+    """
+    wide = np.asarray(tokens, dtype=np.int64)
+    if wide.size and (int(wide.min()) < 0 or int(wide.max()) >= 1 << 32):
+        raise ValueError("a token is outside of 32 bits")
+    return wide.astype("<u4").tobytes()
+
+
+def decode_tokens(raw: bytes) -> NDArray[np.uint32]:
+    """The tokens in ``raw`` as a read-only array.
+
+    Raises PeerProtocolError ``message_malformed`` if the length is no multiple of four.
+    """
+    if len(raw) % 4:
+        raise differs("message_malformed", "tokens", f"{len(raw)} bytes", "a multiple of 4")
+    return np.frombuffer(raw, dtype="<u4")
+
+
+def token_digest(raw: bytes) -> bytes:
+    """SHA-256 of tokens as they travel (uint32 little endian), 32 bytes."""
+    return hashlib.sha256(raw).digest()
