@@ -33,6 +33,8 @@ class Member:
     draw: Draw
     position: int
     rows: int
+    fresh: bool = True
+    """No token of it has been read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class Group:
         for response in responses:
             member = self.members[response.uid]
             member.position += 1
-            ended = response.finish_reason
+            member.fresh = False
+            ended: FinishReason | None = response.finish_reason  # pyright: ignore
             steps.append(Step(member.key, response.token, member.draw.read(), ended))
             if ended is not None:
                 del self.members[response.uid]
@@ -123,6 +126,11 @@ class Groups:
         """Every sequence that decodes."""
         for group in self._groups:
             yield from group.members.values()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a boundary step is under way, whose token nobody should wait for long."""
+        return any(member.fresh for member in self.members())
 
     @property
     def sizes(self) -> list[int]:

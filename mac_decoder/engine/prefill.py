@@ -40,7 +40,7 @@ class LocalPrefill:
         After the last one the caches are canonical and their position is checked.
         """
         first, last = self._tiles.pop()
-        tile = mx.array(self._tokens[first:last], dtype=mx.uint32)
+        tile = mx.array(list(self._tokens[first:last]), dtype=mx.uint32)
         self._model(tile[None], cache=self.caches)
         mx.eval([cache.state for cache in self.caches])
         mx.clear_cache()

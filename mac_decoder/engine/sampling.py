@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import (
     apply_min_p,
     apply_top_k,
@@ -76,7 +77,7 @@ class Draw:
         chosen, *best = reported
         top: tuple[tuple[int, float], ...] = ()
         if best:
-            ids, values = best[0].tolist()[0], best[1].tolist()[0]
+            ids, values = (np.array(array)[0].tolist() for array in best)
             top = tuple(sorted(zip(ids, values, strict=True), key=lambda pair: -pair[1]))
         return Drawn(finite, _number(chosen), top)
 

@@ -292,8 +292,10 @@ class Worker:
     # -- prefill
 
     def _prefill(self) -> None:
-        """One tile, unless those who decode are owed time for the last one."""
-        if not self._filling.has_tile or (self._owed_s > 0 and len(self._groups)):
+        """One tile, unless a first token is due, or those who decode are owed time."""
+        if not self._filling.has_tile or self._groups.fresh:
+            return
+        if self._owed_s > 0 and len(self._groups):
             return
         began = time.perf_counter()
         self._filling.compute_tile()
