@@ -44,7 +44,7 @@ class Finding:
 
 def doctor(
     model: Annotated[Path | None, typer.Option(help="A checkpoint to look at.")] = None,
-    port: Annotated[int, typer.Option(help="The port that the decoder would use.")] = 8080,
+    port: Annotated[int, typer.Option(help="The port that the decoder would use.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """Check versions, halves, memory, disk, port and, with --model, the checkpoint's identity."""

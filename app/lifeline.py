@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import Final
 
-GRACE_S: Final = 10.0
+GRACE_S: Final = 5.0
 """How long the command may take to leave after SIGTERM."""
 
 

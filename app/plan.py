@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from app import layouts
 from app.terminal import human_bytes, out, print_json
 from protocol.checkpoint import read_layout
 from protocol.errors import ConfigError, RequestError
 from protocol.layout import Layout, SlidingLayer, payload_bytes, regions
+from protocol.layouts_named import named
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def plan(
     """Show how many bytes a handoff ships, by layer kind."""
     if (layout is None) == (model is None):
         raise ConfigError("say either --layout or --model", reason="layout_or_model")
-    chosen = read_layout(model) if model is not None else layouts.named(layout or "")
+    chosen = read_layout(model) if model is not None else named(layout or "")
     result = plan_handoff(chosen, prompt, held)
     if as_json:
         print_json(asdict(result))

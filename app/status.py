@@ -11,7 +11,7 @@ from rich.tree import Tree
 from app.terminal import out, print_json
 from protocol.errors import TransferError
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def status(

@@ -1,0 +1,27 @@
+"""What a model says after given tokens: for comparing two caches that should mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+
+def likeliest(model: Any, caches: list[Any], tokens: Sequence[int]) -> list[int]:
+    """The most likely next token after each of ``tokens``, which follow what ``caches`` hold.
+
+    The caches move on by ``len(tokens)`` positions. On the MLX thread.
+    """
+    logits = model(mx.array([list(tokens)]), cache=caches)
+    return [int(token) for token in mx.argmax(logits[0], axis=-1).tolist()]
+
+
+def greedy(model: Any, caches: list[Any], boundary: int, count: int) -> list[int]:
+    """``count`` greedy tokens after the boundary token. On the MLX thread."""
+    found: list[int] = []
+    token = boundary
+    for _ in range(count):
+        token = likeliest(model, caches, [token])[0]
+        found.append(token)
+    return found
