@@ -59,7 +59,11 @@ class Destination(Protocol):
     def end(self) -> int: ...
 
     def place(self, slot: Slot) -> memoryview:
-        """The writable bytes of ``slot``. Any thread; changes nothing; makes no MLX call."""
+        """The writable bytes of ``slot``, slots in their order. Any thread, no MLX call."""
+        ...
+
+    def prefault(self, cancelled: Callable[[], bool]) -> None:
+        """Touch the pages that nothing was placed into yet; ends soon once ``cancelled``."""
         ...
 
 

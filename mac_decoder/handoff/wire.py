@@ -79,6 +79,8 @@ class Wire:
         self._fragment_bytes = 0
         self._texts: list[bytes] = []
         self._outbox = bytearray()
+        self._deaf = False
+        """Whether the peer takes nothing more; it may have said why before."""
         self._allowance = float(_CONTROL_BURST)
         self._allowance_at = time.monotonic()
         self._ping_sent_at: float | None = None
@@ -137,6 +139,11 @@ class Wire:
         except (InvalidState, WebSocketException) as error:
             raise _lost("the connection is closing") from error
         self._flush()
+
+    @property
+    def ping_pending(self) -> bool:
+        """Whether a ping was not answered yet."""
+        return self._ping_sent_at is not None
 
     def ping(self) -> None:
         """Send a ping; its answer sets ``round_trip_s``."""
@@ -386,7 +393,7 @@ class Wire:
             count = receive(into)
         except OSError as error:
             raise _broken(error) from error
-        if count == 0:
+        if count == 0 or (count is None and self._deaf):
             self._protocol.receive_eof()
             raise _lost("the producer closed the connection")
         if count is not None:
@@ -405,8 +412,9 @@ class Wire:
                 if not sent:
                     return
                 del self._outbox[:sent]
-        except OSError as error:
-            raise _broken(error) from error
+        except OSError:
+            self._deaf = True
+            self._outbox.clear()
 
     def _send_waiting(self) -> None:
         """Go on with what the socket had no room for, unless there is something to read."""

@@ -1,0 +1,207 @@
+"""The link to one producer: handoffs over a pool of connections, and what they measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+from mac_decoder.engine.rates import Average
+from mac_decoder.handoff.connection import Connection, Producer
+from mac_decoder.handoff.link import Destination, LinkState, Rates
+from mac_decoder.handoff.pool import Pool
+from mac_decoder.handoff.transfer import Measured, Order, Transfer
+from protocol.errors import BatonError, Cancelled, TransferError
+from protocol.handoff import Sealed
+from protocol.messages import Begin, HelloAck
+
+MAX_CONNECTIONS: Final = 4
+"""One may wait for its commit and others at the producer while one receives."""
+
+
+class Numbers(Protocol):
+    """Where generations come from: ``generations.Generations``."""
+
+    def take(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Received:
+    """A sealed handoff; see ``link.Handoff``."""
+
+    manifest: Begin
+    phases_ms: Mapping[str, float]
+    end: Callable[[BatonError | None], None]
+
+    @property
+    def transferred_bytes(self) -> int:
+        """Payload bytes, the manifest's figure."""
+        return self.manifest.payload_bytes
+
+    def committed(self) -> None:
+        """Say that the cut is installed. Never blocks; only the first ending counts."""
+        self.end(None)
+
+    def discarded(self, reason: str) -> None:
+        """Say that the cut will not be used, and why. Never blocks."""
+        self.end(Cancelled("the cut will not be installed", field=reason))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.discarded("not_installed")
+
+
+class ProducerLink:
+    """See ``link.Link``. ``start`` begins to connect; ``close`` frees everything."""
+
+    def __init__(
+        self, producer: Producer, numbers: Numbers, *, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        self._pool = Pool(producer, max_connections)
+        self._numbers = numbers
+        self._lock = threading.Lock()
+        self._compute = self._wire = Average()
+        self._handoffs = 0
+        self._failures: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self._pool.start()
+
+    def close(self) -> None:
+        """End running fetches (``link_closed``), all connections and threads."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands now."""
+        return self._pool.state
+
+    def error(self) -> BatonError | None:
+        """Why the producer cannot be asked now; ``None`` when it can."""
+        return self._pool.error()
+
+    @property
+    def producer(self) -> HelloAck | None:
+        """What the producer said of itself (recipe, limits) when it was last reached."""
+        return self._pool.ack
+
+    @property
+    def rates(self) -> Rates:
+        """What was measured so far."""
+        with self._lock:
+            return Rates(
+                compute_tokens_per_s=self._compute.per_second,
+                wire_bytes_per_s=self._wire.per_second,
+                round_trip_ms=self._pool.round_trip_s * 1e3,
+                handoffs=self._handoffs,
+                failures=dict(self._failures),
+            )
+
+    def status(self) -> dict[str, object]:
+        """State, rates and the producer's recipe, in plain types for JSON."""
+        state, rates, ack = self.state, self.rates, self.producer
+        found: dict[str, object] = {
+            "state": state.name,
+            "reason": state.reason,
+            "detail": state.detail,
+            "attempts": state.attempts,
+            "retry_in_s": round(state.retry_in_s, 1),
+            "compute_tokens_per_s": round(rates.compute_tokens_per_s, 1),
+            "wire_bytes_per_s": round(rates.wire_bytes_per_s),
+            "round_trip_ms": round(rates.round_trip_ms, 2),
+            "handoffs": rates.handoffs,
+            "failures": dict(rates.failures),
+        }
+        if ack is not None:
+            found["device"] = ack.recipe.device
+            found["dtype"] = ack.recipe.dtype
+            found["tile"] = ack.recipe.tile
+            found["max_tokens"] = ack.limits.max_tokens
+        return found
+
+    def fetch(
+        self,
+        tokens: Sequence[int],
+        shadow: Destination,
+        *,
+        request_id: str = "",
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda processed, total: None,
+    ) -> Received:
+        """See ``link.Link.fetch``."""
+        try:
+            return self._fetch(tokens, shadow, request_id, cancelled, progress)
+        except BatonError as error:
+            if self._pool.closing and isinstance(error, Cancelled):
+                error = TransferError("the link is closed", reason="link_closed")
+            with self._lock:
+                self._failures[error.reason] += 1
+            raise error from error.__cause__
+
+    def _fetch(
+        self,
+        tokens: Sequence[int],
+        shadow: Destination,
+        request_id: str,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None],
+    ) -> Received:
+        asked = time.monotonic()
+
+        def stopped() -> bool:
+            return self._pool.closing or cancelled()
+
+        connection = self._pool.claim(stopped)
+        try:
+            waited = time.monotonic() - asked
+            order = Order(
+                tokens=tokens[: shadow.end],
+                request_id=_word(request_id),
+                # Taken only now: generations must ascend on each connection.
+                generation=self._numbers.take(),
+                cancelled=stopped,
+                progress=progress,
+            )
+            sealed, measured = Transfer(connection, shadow, order).run()
+            received = self._received(connection, sealed, measured, waited)
+        finally:
+            self._pool.put_back(connection)
+        return received
+
+    def _received(
+        self, connection: Connection, sealed: Sealed, measured: Measured, waited: float
+    ) -> Received:
+        generation = connection.generation
+        begin = sealed.begin
+        with self._lock:
+            self._compute = self._compute.with_sample(begin.computed_tokens, measured.compute)
+            self._wire = self._wire.with_sample(begin.payload_bytes, measured.receiving)
+            self._handoffs += 1
+        phases = {
+            "queue": (waited + measured.queue) * 1e3,
+            "compute": measured.compute * 1e3,
+            "wire": measured.wire * 1e3,
+            "verify": measured.verify * 1e3,
+        }
+        return Received(
+            begin, phases, lambda error: self._pool.finish(connection, generation, error)
+        )
+
+
+def _word(request_id: str) -> str:
+    """The request's name in the alphabet of the wire."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.:-") else "-" for c in request_id)
+    return kept[:64] or "request"

@@ -1,0 +1,206 @@
+"""One connection to the producer: the wire, and the machine that judges what comes over it.
+
+Exactly one thread owns a connection at a time: the thread of a fetch while a handoff runs,
+the link's own thread otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from mac_decoder.handoff.trust import Trust
+from mac_decoder.handoff.wire import DataFrame, Wire
+from protocol.deadlines import Timing
+from protocol.errors import BatonError, TransferError
+from protocol.handoff import DecoderHandoff, Event, Ready, State
+from protocol.identity import Identity
+from protocol.layout import Layout, Slot
+from protocol.outstanding import Outstanding
+
+CONNECT_S = 3.0
+"""Time for name, TCP, TLS and WebSocket handshakes together."""
+
+_CLOSE_NORMAL = 1000
+_CLOSE_GOING_AWAY = 1001
+_CLOSE_POLICY = 1008
+
+Place = Callable[[Slot], memoryview]
+
+
+@dataclass(frozen=True)
+class Producer:
+    """Where the producer is and how to know it. ``outstanding``: one object per key."""
+
+    url: str
+    trust: Trust
+    identity: Identity
+    layout: Layout
+    timing: Timing = field(default_factory=Timing)
+    outstanding: Outstanding = field(default_factory=Outstanding)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A frame whose payload lies in its place; ``seconds`` is how long it took to come in."""
+
+    slot: Slot
+    prefix: bytes
+    payload: memoryview
+    seconds: float
+
+
+class Connection:
+    """An open connection. Every error of its methods has closed it; ``closed`` tells."""
+
+    def __init__(self, wire: Wire, machine: DecoderHandoff) -> None:
+        self.wire = wire
+        self.machine = machine
+        self.closed = False
+        self.generation = 0
+        self._place: Place | None = None
+        self._slot: Slot | None = None
+        self._began = 0.0
+
+    @classmethod
+    def open(cls, producer: Producer, stopped: Callable[[], bool]) -> Connection:
+        """Connect and exchange proofs: the machine is READY.
+
+        Raises ``TransferError``, ``CapacityError``, ``IdentityMismatch``,
+        ``IntegrityError``, ``ConfigError``, ``PeerProtocolError``.
+        """
+        trust = producer.trust
+        machine = DecoderHandoff(
+            identity=producer.identity,
+            layout=producer.layout,
+            pairing=trust.pairing,
+            nonce=os.urandom(32),
+            outstanding=producer.outstanding,
+            certificates=trust.certificates,
+            timing=producer.timing,
+        )
+        wire = Wire.open(
+            producer.url,
+            tls=trust.context,
+            verify=trust.verify,
+            timeout_s=CONNECT_S,
+            stopped=stopped,
+        )
+        connection = cls(wire, machine)
+        with connection._ending():
+            machine.connect(time.monotonic())
+            connection.flush()
+            while True:
+                if stopped():
+                    raise TransferError("the link is closing", reason="link_closed")
+                events, _ = connection.step()
+                if any(isinstance(event, Ready) for event in events):
+                    return connection
+
+    @property
+    def ready(self) -> bool:
+        """Whether a handoff may be started."""
+        return not self.closed and self.machine.state == State.READY
+
+    def step(self, place: Place | None = None) -> tuple[list[Event], Arrived | None]:
+        """Take in what comes next, waiting at most 0.1 s; returns events and a frame.
+
+        ``place`` says where a frame's payload belongs.
+        """
+        with self._ending():
+            events = self.machine.tick(time.monotonic())
+            self._place = place
+            try:
+                came = self.wire.receive(self._admit, self.machine.text_limit)
+            finally:
+                self._place = None  # it keeps the shadow's memory alive
+            arrived = None
+            if isinstance(came, bytes):
+                events += self.machine.receive_text(came, time.monotonic())
+            elif isinstance(came, DataFrame) and came.payload is not None:
+                assert self._slot is not None
+                seconds = time.monotonic() - self._began
+                arrived = Arrived(self._slot, came.header[:48], came.payload, seconds)
+            self.flush()
+            return events, arrived
+
+    def rest(self) -> None:
+        """Let time pass on a connection that nothing arrives on."""
+        with self._ending():
+            self.machine.tick(time.monotonic())
+            self.flush()
+
+    def start(self, **request: object) -> None:
+        """``DecoderHandoff.start`` at this moment; the PREFILL is on its way.
+
+        What it refuses by itself (``prompt_too_long``) leaves the connection as it was.
+        """
+        self.machine.start(now=time.monotonic(), **request)  # type: ignore[arg-type]
+        self.generation = int(request["generation"])  # type: ignore[call-overload]
+        with self._ending():
+            self.flush()
+
+    def digested(self, sequence: int, digest: bytes) -> list[Event]:
+        """Report a frame's digest, in order."""
+        with self._ending():
+            events = self.machine.frame_digest(sequence, digest, time.monotonic())
+            self.flush()
+            return events
+
+    def commit(self) -> None:
+        """Tell the producer that the sealed cut is installed."""
+        with self._ending():
+            self.machine.commit(time.monotonic())
+            self.flush()
+
+    def abort(self, error: BatonError) -> None:
+        """Withdraw the handoff; no memory of it is written from here on."""
+        self.wire.abandon_payload()
+        with self._ending():
+            self.machine.abort(error, time.monotonic())
+            self.flush()
+
+    def release(self) -> None:
+        """Answer the producer's ABORT: nothing here uses the handoff's memory any more."""
+        self.wire.abandon_payload()
+        with self._ending():
+            self.machine.release(time.monotonic())
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the machine has to say."""
+        for raw in self.machine.outgoing():
+            self.wire.send_text(raw)
+
+    def close(self, code: int = _CLOSE_GOING_AWAY) -> None:
+        """Leave. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self.wire.abandon_payload()
+            with contextlib.suppress(BatonError):
+                self.machine.eof(time.monotonic())
+            self.wire.close(code)
+
+    def _admit(self, header: bytes, length: int) -> memoryview | None:
+        now = time.monotonic()
+        slot = self.machine.frame_header(header, length, now)
+        if slot is None:
+            return None
+        if self._place is None:
+            raise TransferError("a frame came while nobody waits for one", reason="link_misuse")
+        self._slot, self._began = slot, now
+        return self._place(slot)
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whatever goes wrong ends the connection, with the reason told if it still can be."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(BatonError):
+                self.flush()
+            self.close(_CLOSE_POLICY)
+            raise
