@@ -14,6 +14,9 @@ from app import bench, demo, doctor, model, plan, produce, serve, status
 from app.terminal import complain
 from protocol.errors import EXIT_ENGINE_FAULT, BatonError, ConfigError, EngineFault
 
+EXIT_CONFIG = 78
+"""The configuration or the model must change first (EX_CONFIG of sysexits.h)."""
+
 HALVES = {
     "torch": "producer",
     "transformers": "producer",
@@ -50,8 +53,8 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """Run the command line.
 
-    Exit status: 0 done, 1 failed, 2 the configuration must change, 75 the accelerator failed,
-    130 interrupted.
+    Exit status: 0 done, 1 failed, 2 wrong usage, 75 the accelerator failed, 78 the configuration
+    or model must change, 130 interrupted.
     """
     try:
         app()
@@ -59,7 +62,7 @@ def main() -> None:
         complain(error)
         if isinstance(error, EngineFault):
             sys.exit(EXIT_ENGINE_FAULT)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(EXIT_CONFIG if isinstance(error, ConfigError) else 1)
     except ModuleNotFoundError as error:
         extra = HALVES.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -71,7 +74,7 @@ def main() -> None:
                 hint=f"pip install 'baton-llm[{extra}]'",
             )
         )
-        sys.exit(2)
+        sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -7,8 +7,10 @@ safetensors, tokenizer.json, chat template); quantised ones are in MLX's format.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -112,7 +114,8 @@ def quantise(source: Path, to: Path, bits: int) -> None:
     config = json.loads((source / "config.json").read_text())
     overrides = resolve(config).mlx_overrides(config)
     model, _ = load_model(source, lazy=True, model_config=overrides)
-    model, config = quantize_model(model, config, GROUP_SIZE, bits)
+    with contextlib.redirect_stdout(sys.stderr):  # mlx_lm prints; stdout may be JSON
+        model, config = quantize_model(model, config, GROUP_SIZE, bits)
     save_model(to, model, donate_model=True)
     save_config(config, to / "config.json")
     for name in COPIED:

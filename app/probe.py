@@ -37,7 +37,7 @@ FOLLOWING: Final = 32
 STEP: Final = 64
 """Tile of MLX's own prefill."""
 
-KV_BOUND: Final = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
+KV_BOUND: Final = {"float32": 1e-3, "bfloat16": 1.5e-1, "float16": 2e-2}
 RECURRENT_BOUND: Final = 2e-2
 """Largest relative error that is noise; meaning differs by orders more. Delta nets amplify."""
 
@@ -66,7 +66,7 @@ class Agreement:
     @property
     def worst(self) -> float:
         """The largest error of any layer."""
-        return max(self.errors)
+        return float(np.max(self.errors))
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -200,7 +200,8 @@ def layer_errors(layout: Layout, found: Rows, expected: Rows) -> tuple[float, ..
         if not ours.size:
             continue
         scale = float(np.abs(ours).max()) or 1.0
-        worst[index] = max(worst[index], float(np.abs(theirs - ours).max()) / scale)
+        # numpy's maximum lets NaN through, where Python's max may drop it
+        worst[index] = float(np.maximum(worst[index], np.abs(theirs - ours).max() / scale))
     return tuple(worst)
 
 

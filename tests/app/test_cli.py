@@ -18,9 +18,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_unknown_layout_is_a_sentence_and_status_2() -> None:
+def test_an_unknown_layout_is_a_sentence_and_status_78() -> None:
     done = run("plan", "--layout", "nothing", "--prompt", "5")
-    assert done.returncode == 2
+    assert done.returncode == 78
     assert "layout_unknown" in done.stderr
     assert "muse-glimmer" in done.stderr
     assert "Traceback" not in done.stderr
@@ -28,7 +28,7 @@ def test_an_unknown_layout_is_a_sentence_and_status_2() -> None:
 
 def test_a_missing_model_says_where_it_looked(tmp_path: Path) -> None:
     done = run("model", "import", str(tmp_path / "no.gguf"), "--to", str(tmp_path / "made"))
-    assert done.returncode == 2
+    assert done.returncode == 78
     assert "model_missing" in done.stderr
     assert not (tmp_path / "made").exists()
 
@@ -42,10 +42,10 @@ def test_a_decoder_that_is_not_there_is_status_1() -> None:
 @pytest.mark.parametrize(
     ("raised", "status"),
     [
-        (ConfigError("x"), 2),
+        (ConfigError("x"), 78),
         (TransferError("x"), 1),
         (EngineFault("x"), 75),
-        (ModuleNotFoundError("no torch", name="torch"), 2),
+        (ModuleNotFoundError("no torch", name="torch"), 78),
         (KeyboardInterrupt(), 130),
     ],
 )

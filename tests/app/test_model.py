@@ -1,0 +1,136 @@
+"""`baton model`: imports a small checkpoint, quantises it, and compares both frameworks on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import app
+from app.probe import Agreement, layer_errors, require_agreement
+from protocol.checkpoint import read_checkpoint
+from protocol.errors import ConfigError
+from protocol.layout import FullLayer, Layout
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_checkpoint_is_copied_and_probed(checkpoint, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    printed = json.loads(
+        invoke("model", "import", str(checkpoint("llama")), "--to", str(made), "--json")
+    )
+    assert printed["probe"]["kv_error"] < 5e-5
+    assert printed["probe"]["argmax_agreement"] == 1.0
+    assert printed["model"]["refused"] is None
+    assert read_checkpoint(made).identity == read_checkpoint(checkpoint("llama")).identity
+    assert list(tmp_path.iterdir()) == [made]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_checkpoint_reads_the_same_on_both_sides(
+    checkpoint, tmp_path: Path, bits: int
+) -> None:
+    made = tmp_path / "made"
+    source = str(checkpoint("llama"))
+    printed = json.loads(
+        invoke("model", "import", source, "--to", str(made), "--quantize", str(bits), "--json")
+    )
+    assert printed["model"]["quantisation"] == bits
+    assert printed["probe"]["kv_error"] < 5e-5
+    assert printed["probe"]["argmax_agreement"] == 1.0
+    config = json.loads((made / "config.json").read_text())
+    original = json.loads((Path(source) / "config.json").read_text())
+    assert {name: config[name] for name in original} == original
+
+
+def test_a_cast_changes_the_caches_dtype(checkpoint, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    arguments = ["--to", str(made), "--dtype", "bfloat16", "--no-probe"]
+    invoke("model", "import", str(checkpoint("llama")), *arguments)
+    assert read_checkpoint(made).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--quantize", "3"], "quantisation_unsupported"),
+        (["--dtype", "int8"], "dtype_unsupported"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    checkpoint, tmp_path: Path, options: list[str], reason: str
+) -> None:
+    arguments = ["model", "import", str(checkpoint("llama")), "--to", str(tmp_path / "made")]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, [*arguments, *options], catch_exceptions=False)
+    assert refused.value.reason == reason
+
+
+def test_a_checkpoint_that_is_there_is_not_overwritten(checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "config.json").write_text("{}")
+    arguments = ["model", "import", str(checkpoint("llama")), "--to", str(tmp_path / "made")]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert refused.value.reason == "destination_exists"
+    assert (tmp_path / "made" / "config.json").read_text() == "{}"
+
+
+def test_an_architecture_that_does_not_carry_over_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "jamba"}))
+    arguments = ["model", "import", str(source), "--to", str(tmp_path / "made")]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert refused.value.reason == "architecture_unsupported"
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_the_list_says_what_carries_over(checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "jamba").mkdir()
+    (tmp_path / "jamba" / "config.json").write_text(json.dumps({"model_type": "jamba"}))
+    (tmp_path / ".importing-x").mkdir()
+    (tmp_path / ".importing-x" / "config.json").write_text("{}")
+    found = json.loads(invoke("model", "list", str(tmp_path), str(checkpoint("llama")), "--json"))
+    assert [(one["model_type"], one["refused"]) for one in found] == [
+        ("jamba", "architecture_unsupported"),
+        ("llama", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "agreement", "good"),
+    [(1e-6, 1.0, True), (0.2, 1.0, False), (1e-6, 0.5, False), (float("nan"), 1.0, False)],
+)
+def test_a_probe_beyond_its_bounds_refuses_the_model(
+    error: float, agreement: float, good: bool
+) -> None:
+    found = Agreement("m", "float32", False, 96, (1e-7, error), agreement, 32)
+    if good:
+        require_agreement(found)
+        return
+    with pytest.raises(ConfigError) as refused:
+        require_agreement(found)
+    assert refused.value.reason == "frameworks_differ"
+
+
+def test_errors_are_relative_to_each_array() -> None:
+    layout = Layout((FullLayer(0, 1, 4, 4, "bfloat16"), FullLayer(1, 1, 4, 4, "float32")))
+    large = np.array([256.0, 1.0, 1.0, 1.0], np.float32)
+    near = large + np.array([2.0, 0.0, 0.0, 0.0], np.float32)
+
+    def short(values: np.ndarray) -> np.ndarray:
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+    expected = {(0, 0): short(large), (1, 0): large.view(np.uint8)}
+    found = {(0, 0): short(near), (1, 0): large.view(np.uint8)}
+    assert layer_errors(layout, found, expected) == (2 / 256, 0.0)
