@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -81,7 +81,9 @@ def read_checkpoint(
     architecture = resolve(config)
     quantisation = _quantisation(config)
     weight_files = _weight_files(model_dir)
-    dtype = _kv_dtype(weight_files)
+    tensors = _all_headers(weight_files)
+    dtype = _kv_dtype(tensors)
+    architecture.refuse_tensors(config, {name: tuple(e["shape"]) for name, e in tensors.items()})
     layout = architecture.layout(config, dtype)
     max_context = int(text_config(config)["max_position_embeddings"])
     tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
@@ -118,7 +120,7 @@ def read_layout(model_dir: Path) -> Layout:
     """
     config = _decode_floats(read_config(model_dir))
     architecture = resolve(config)
-    return architecture.layout(config, _kv_dtype(_weight_files(model_dir)))
+    return architecture.layout(config, _kv_dtype(_all_headers(_weight_files(model_dir))))
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -182,6 +184,11 @@ def _weight_files(model_dir: Path) -> tuple[Path, ...]:
     return found
 
 
+def _all_headers(weight_files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Name -> header entry of every tensor in every file."""
+    return {name: entry for path in weight_files for name, entry in tensor_headers(path).items()}
+
+
 def _truncated(path: Path, found: int, expected: int) -> ConfigError:
     return ConfigError(
         f"{path.name} is not a whole safetensors file",
@@ -193,26 +200,25 @@ def _truncated(path: Path, found: int, expected: int) -> ConfigError:
     )
 
 
-def _kv_dtype(weight_files: Iterable[Path]) -> Dtype:
+def _kv_dtype(tensors: dict[str, dict[str, Any]]) -> Dtype:
     """The element type of the token embedding, or of its scales where it is quantised.
 
     Activations, and with them keys and values, have this type in mlx-lm whatever
     ``config.json`` says.
     """
     found: Dtype | None = None
-    for path in weight_files:
-        for name, entry in tensor_headers(path).items():
-            if entry["dtype"] not in _CARRIED:
-                raise ConfigError(
-                    f"weights of type {entry['dtype']} cannot be read the same way on both sides",
-                    reason="weights_dtype_unsupported",
-                    field=name,
-                    found=entry["dtype"],
-                    hint="convert the model with baton model import",
-                )
-            if name.endswith(("embed_tokens.weight", "embed_tokens.scales")):
-                dtype = _FLOATS.get(entry["dtype"])
-                found = dtype or found
+    for name, entry in tensors.items():
+        if entry["dtype"] not in _CARRIED:
+            raise ConfigError(
+                f"weights of type {entry['dtype']} cannot be read the same way on both sides",
+                reason="weights_dtype_unsupported",
+                field=name,
+                found=entry["dtype"],
+                hint="convert the model with baton model import",
+            )
+        if name.endswith(("embed_tokens.weight", "embed_tokens.scales")):
+            dtype = _FLOATS.get(entry["dtype"])
+            found = dtype or found
     if found is None:
         raise ConfigError(
             "the weights hold no token embedding of a known type",

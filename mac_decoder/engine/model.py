@@ -51,7 +51,7 @@ def load(checkpoint: Checkpoint) -> LoadedModel:
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
         model_class, arguments_class = _get_classes(config)
-        return adapted(model_class, architecture.mlx_weights), arguments_class
+        return adapted(model_class, architecture.mlx_weights, checkpoint.config), arguments_class
 
     try:
         model, config = load_model(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protocol.errors import ConfigError
@@ -15,7 +15,12 @@ Config = dict[str, Any]
 RowTransform = Literal["none", "mla_interleave"]
 StateTransform = Literal["none", "mamba", "delta_net", "short_conv"]
 TorchTweak = Literal["round_embed_scale", "no_sliding_window", "yarn_truncate"]
-WeightTweak = Literal["drop_vision", "split_experts"]
+WeightTweak = Literal["drop_vision", "split_experts", "fold_multipliers"]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Name of a stored tensor -> its shape."""
+
+SILU = ("silu", "swish")
+GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 
 
 def _nothing(_config: Config) -> Config:
@@ -26,17 +31,24 @@ def _accept(_config: Config) -> None:
     return None
 
 
+def _accept_tensors(_config: Config, _shapes: Shapes) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How one architecture carries over from torch to mlx-lm.
 
     ``layout(config, dtype)`` declares the caches that mlx-lm makes; the decoder measures its
-    own and refuses to start where they differ. ``mlx_overrides(config)`` are fields for
-    ``load_model(path, model_config=...)``: no file is edited. ``refuse(config)`` raises
-    ``ConfigError`` for a variant that does not carry over. ``torch_tweaks`` are what the
-    producer changes so that torch means what mlx-lm means; ``mlx_weights`` what the decoder
-    does to tensors that mlx-lm would not find. The two transforms say how the producer turns
-    rows and states into the decoder's form:
+    own and refuses to start where they differ. ``fields(config)`` are configuration fields
+    that mlx-lm must be told, ``defaults`` those that it must be told where the file is silent,
+    because its own default is not transformers'. ``refuse(config)`` raises ``ConfigError`` for
+    a variant that does not carry over, ``refuse_tensors(config, shapes)`` for such weights.
+    ``activations`` are the names of the one activation that mlx-lm has built in.
+
+    ``torch_tweaks`` are what the producer changes so that torch means what mlx-lm means;
+    ``mlx_weights`` what the decoder does to tensors that mlx-lm would not find. The two
+    transforms say how the producer turns rows and states into the decoder's form:
 
     - ``mla_interleave``: values are the rotary part of the latent, in halves on torch's side,
       interleaved on mlx's;
@@ -49,13 +61,41 @@ class Architecture:
 
     name: str
     layout: Callable[[Config, Dtype], Layout]
-    mlx_overrides: Callable[[Config], Config] = _nothing
+    fields: Callable[[Config], Config] = _nothing
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     refuse: Callable[[Config], None] = _accept
+    refuse_tensors: Callable[[Config, Shapes], None] = _accept_tensors
+    activations: tuple[str, ...] = SILU
     torch_tweaks: tuple[TorchTweak, ...] = ()
     mlx_weights: tuple[WeightTweak, ...] = ()
     row_transform: RowTransform = "none"
     state_transform: StateTransform = "none"
     note: str = ""
+
+    def mlx_overrides(self, config: Config) -> Config:
+        """Fields for ``mlx_lm.utils.load_model(path, model_config=...)``; no file is edited.
+
+        Where the language model is nested in ``text_config``, so are the fields.
+        """
+        text = text_config(config)
+        missing = {name: value for name, value in self.defaults.items() if name not in text}
+        fields = missing | self.fields(config)
+        if text is config or not fields:
+            return fields
+        return {"text_config": text | fields}
+
+    def check(self, config: Config) -> None:
+        """Raise ``ConfigError`` (``architecture_unsupported``) for a refused variant."""
+        text = text_config(config)
+        for name in ("hidden_act", "hidden_activation"):
+            found = text.get(name)
+            if found is not None and found not in self.activations:
+                raise unsupported(
+                    config, f"mlx-lm always computes {self.activations[0]}", field=name, found=found
+                )
+        self.refuse(config)
+        # What cannot be told to mlx-lm (a RoPE type, say) is refused before anything is loaded.
+        self.mlx_overrides(config)
 
 
 def text_config(config: Config) -> Config:

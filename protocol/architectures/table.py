@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from protocol.architectures import layouts
-from protocol.architectures.definition import Architecture, Config, text_config, unsupported
-from protocol.architectures.rope import flat, rope
+from typing import Final
+
+from protocol.architectures.definition import Architecture, Config
+from protocol.architectures.dense import DENSE
+from protocol.architectures.experts import EXPERTS
+from protocol.architectures.recurrent import RECURRENT
 from protocol.errors import ConfigError
 
-
-def _muse_refusals(config: Config) -> None:
-    text = text_config(config)
-    base = rope(config).theta
-    thetas = text.get("layer_rope_theta") or []
-    if any(theta not in (0, base) for theta in thetas):
-        raise unsupported(
-            config,
-            "mlx-lm has one RoPE base for all layers",
-            field="layer_rope_theta",
-            found=thetas,
-        )
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    entry.name: entry
-    for entry in (
-        Architecture(
-            "llama",
-            layout=layouts.all_full,
-            mlx_overrides=flat,
-            torch_tweaks=("yarn_truncate",),
-        ),
-        Architecture(
-            "muse_glimmer",
-            layout=layouts.by_layer_types,
-            refuse=_muse_refusals,
-            mlx_weights=("drop_vision",),
-            note="text only: the vision tower is left out",
-        ),
-    )
+ARCHITECTURES: Final[dict[str, Architecture]] = {
+    entry.name: entry for entry in (*DENSE, *EXPERTS, *RECURRENT)
 }
 """Name (the ``model_type``) -> entry."""
 
-ALIASES: dict[str, str] = {}
+ALIASES: Final[dict[str, str]] = {"qwen3_5_text": "qwen3_5"}
 """Other values of ``model_type`` that mean an entry of the table."""
 
-REFUSED: dict[str, str] = {
+REFUSED: Final[dict[str, str]] = {
     "jamba": "transformers' Jamba ignores the incoming state when a prompt is prefilled in tiles",
 }
 """Architectures known not to carry over, with the reason."""
@@ -69,7 +43,5 @@ def resolve(config: Config) -> Architecture:
             expected=", ".join(ARCHITECTURES),
             hint="docs/models.md lists what carries over",
         )
-    found.refuse(config)
-    # A RoPE type that cannot be proven is refused here, before anything is loaded.
-    found.mlx_overrides(config)
+    found.check(config)
     return found
