@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from mac_decoder.engine import template
 from mac_decoder.engine.admission import cache_bytes
-from mac_decoder.engine.events import Event, Failed, Finished, Generation
+from mac_decoder.engine.events import Event, Failed, Finished, Generation, Report
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.power import PowerAssertion
 from mac_decoder.engine.rates import Average
@@ -41,6 +41,8 @@ class Stream:
 
     def __init__(self, key: int, generation: Generation, leave: Callable[[int], None]) -> None:
         self.generation = generation
+        self.report: Report | None = None
+        """Where the prompt came from, from the first token on; also of a cancelled request."""
         self._key = key
         self._leave = leave
         self._events: deque[Event] = deque()
@@ -53,6 +55,11 @@ class Stream:
         if not self._closed:
             self._leave(self._key)
             self._close()
+
+    @property
+    def backlog(self) -> int:
+        """Events that wait to be taken. Nothing bounds them but ``max_tokens``."""
+        return len(self._events)
 
     def __aiter__(self) -> Self:
         return self
@@ -80,7 +87,10 @@ class Stream:
         """Seconds since the request was submitted."""
         return time.monotonic() - self._opened
 
-    def _push(self, event: Event) -> None:
+    def _push(self, event: Event | Report) -> None:
+        if isinstance(event, Report):
+            self.report = event
+            return
         self._events.append(event)
         if isinstance(event, (Finished, Failed)):
             self._close()
@@ -217,9 +227,9 @@ class Engine:
         )
         return await asyncio.get_running_loop().run_in_executor(self._text, call)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
+    async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """:func:`template.encode` with the model's tokenizer, off the event loop."""
-        call = partial(template.encode, self.loaded.tokenizer, text)
+        call = partial(template.encode, self.loaded.tokenizer, text, special=special)
         return await asyncio.get_running_loop().run_in_executor(self._text, call)
 
     def _check(self, generation: Generation, limits: Limits) -> None:
@@ -258,7 +268,7 @@ class Engine:
 
     # -- from the other threads
 
-    def _deliver(self, events: list[tuple[int, Event]]) -> None:
+    def _deliver(self, events: list[tuple[int, Event | Report]]) -> None:
         self._call(self._hand_out, events)
 
     def _started(self, loaded: LoadedModel, limits: Limits) -> None:
@@ -288,7 +298,7 @@ class Engine:
         else:
             self._ready.set_exception(error)
 
-    def _hand_out(self, events: list[tuple[int, Event]]) -> None:
+    def _hand_out(self, events: list[tuple[int, Event | Report]]) -> None:
         for key, event in events:
             stream = self._streams.get(key)
             if stream is None:

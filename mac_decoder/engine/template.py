@@ -74,9 +74,11 @@ def render(
     return Rendered(tuple(tokens), _initial_state(tokenizer, tokens))
 
 
-def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The token ids of a raw completion prompt, with the tokenizer's own special tokens."""
-    return tuple(tokenizer.encode(text))
+def encode(tokenizer: Any, text: str, *, special: bool = True) -> tuple[int, ...]:
+    """The token ids of a text: with the tokenizer's own special tokens, as a raw completion
+    prompt has them, or without, as the continuation of a rendered one.
+    """
+    return tuple(tokenizer.encode(text, add_special_tokens=special))
 
 
 def _initial_state(tokenizer: Any, tokens: Sequence[int]) -> str:

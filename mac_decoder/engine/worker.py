@@ -30,6 +30,7 @@ from mac_decoder.engine.events import (
     Finished,
     Generation,
     GenerationFault,
+    Report,
     Sampling,
     Token,
 )
@@ -78,7 +79,8 @@ class Stop:
 
 
 Command = Submit | Cancel | Fetched | Stop
-Deliver = Callable[[list[tuple[int, Event]]], None]
+Deliver = Callable[[list[tuple[int, Event | Report]]], None]
+"""Events in order; a request's report goes before its first token, and is no event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
-        self._events: list[tuple[int, Event]] = []
+        self._events: list[tuple[int, Event | Report]] = []
         self._ended: Counter[str] = Counter()
         self._generated = 0
         self._owed_s = 0.0
@@ -264,6 +266,7 @@ class Worker:
         request = self._requests[step.key]
         if request.first_token_at is None:
             request.saw_first_token(now)
+            self._events.append((request.key, request.report()))
         if not step.drawn.finite:
             self._fail(request, GenerationFault("the model's logits are not finite"))
             return

@@ -1,0 +1,1 @@
+"""The OpenAI endpoint: HTTP in, engine events out as OpenAI objects."""

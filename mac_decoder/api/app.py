@@ -1,0 +1,91 @@
+"""The ASGI application: routes, and the layers in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mac_decoder.api import chat, completions, models, ops
+from mac_decoder.api.errors import Backstop, error_response, internal_error
+from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
+from mac_decoder.api.service import Record, Service
+from mac_decoder.api.settings import ApiSettings
+from mac_decoder.engine.facade import Engine
+from protocol.errors import BatonError, RequestError
+
+Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
+
+
+def create_app(engine: Engine, *, served_name: str, settings: ApiSettings | None = None) -> ASGIApp:
+    """The endpoint over ``engine``, which need not have started: until it is ready, requests
+    are a 503 and ``/ready`` says so.
+
+    ``served_name`` is what clients call the model. The layers, outermost first: backstop
+    (bugs), host and origin, API keys, requests in hand, body length.
+    """
+    settings = settings or ApiSettings()
+    service = Service(engine, served_name, settings)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.include_router(_generating(service))
+    app.include_router(models.router(service))
+    app.include_router(ops.router(service))
+    app.add_exception_handler(BatonError, _told)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(Exception, _bug)
+    limited = RequestLimit(BodyLimit(app, settings.max_body_bytes), settings.max_requests)
+    keyed = KeyGuard(limited, settings.api_keys)
+    return Backstop(HostGuard(keyed, settings.hosts, settings.origins))
+
+
+def _generating(service: Service) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await _answer(service, request, "chat", "chatcmpl", chat.answer)
+
+    @routes.post("/v1/completions")
+    async def text_completions(request: Request) -> Response:
+        return await _answer(service, request, "completions", "cmpl", completions.answer)
+
+    return routes
+
+
+async def _answer(
+    service: Service, request: Request, route: str, prefix: str, answering: Answering
+) -> Response:
+    """Read the body and prepare the answer; whatever ends here is recorded here."""
+    record = Record(service, route, prefix)
+    prepared = False
+    try:
+        response = await answering(service, record, await service.body(request))
+        prepared = True
+        return response
+    except BatonError as error:
+        record.broken(error)
+        raise
+    finally:
+        if not prepared:
+            record.abandoned()
+
+
+async def _told(_: Request, error: Exception) -> Response:
+    return error_response(error if isinstance(error, BatonError) else internal_error())
+
+
+async def _no_route(_: Request, error: Exception) -> Response:
+    missing = not isinstance(error, HTTPException) or error.status_code != 405
+    if missing:
+        refusal = RequestError("there is nothing at this address", reason="route_not_found")
+    else:
+        refusal = RequestError("not with this method", reason="method_not_allowed")
+    return error_response(refusal)
+
+
+async def _bug(_: Request, __: Exception) -> Response:
+    return error_response(internal_error())

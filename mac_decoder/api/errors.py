@@ -1,0 +1,146 @@
+"""One table: error -> HTTP status and OpenAI error object.
+
+A client decides by ``code``, which is the stable reason of the error. The sentences are for
+people; none of them holds prompt text, tokens or secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mac_decoder.engine.events import GenerationFault
+from protocol.errors import (
+    BatonError,
+    Cancelled,
+    CapacityError,
+    ConfigError,
+    EngineFault,
+    IdentityMismatch,
+    IntegrityError,
+    ProtocolError,
+    RequestError,
+    TransferError,
+)
+
+log = logging.getLogger(__name__)
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+STATUS_BY_TYPE: tuple[tuple[type[BatonError], int], ...] = (
+    (RequestError, 400),
+    (ConfigError, 400),
+    (CapacityError, 503),
+    (GenerationFault, 500),
+    (EngineFault, 503),
+    (IdentityMismatch, 502),
+    (IntegrityError, 502),
+    (ProtocolError, 502),
+    (TransferError, 502),
+    (Cancelled, 499),
+    (BatonError, 500),
+)
+"""First match decides. An engine fault is a 503: the process restarts, trying again helps.
+502 is the producer's part, seen only where a request insists on the remote lane."""
+
+STATUS_BY_REASON: Mapping[str, int] = {
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "route_not_found": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "host_not_allowed": 403,
+    "origin_not_allowed": 403,
+}
+"""Reasons with a status of their own, whatever the error's type."""
+
+RETRY_AFTER_FAULT_S = 5.0
+"""How long a restart of the child takes, roughly; told to clients after an engine fault."""
+
+
+def status_of(error: BatonError) -> int:
+    """The HTTP status of ``error``."""
+    status = STATUS_BY_REASON.get(error.reason)
+    if status is not None:
+        return status
+    return next(status for kind, status in STATUS_BY_TYPE if isinstance(error, kind))
+
+
+def error_body(error: BatonError) -> dict[str, Any]:
+    """OpenAI's error object for ``error``, ready for JSON."""
+    message = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    return {
+        "error": {
+            "message": message,
+            "type": INVALID_REQUEST if status_of(error) < 500 else SERVER_ERROR,
+            "param": error.field,
+            "code": error.reason,
+        }
+    }
+
+
+def error_headers(error: BatonError) -> dict[str, str]:
+    """``Retry-After`` where trying again later can help."""
+    seconds: float | None = None
+    if isinstance(error, CapacityError):
+        seconds = error.retry_after_s
+    elif isinstance(error, EngineFault):
+        seconds = RETRY_AFTER_FAULT_S
+    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
+
+
+def error_response(error: BatonError) -> Response:
+    """The HTTP response that tells a client of ``error``."""
+    return Response(
+        msgspec.json.encode(error_body(error)),
+        status_code=status_of(error),
+        headers=error_headers(error),
+        media_type="application/json",
+    )
+
+
+def internal_error() -> BatonError:
+    """The error that a client sees where a bug of ours ended its request."""
+    return BatonError("the server failed; its log has the place")
+
+
+class Backstop:
+    """Outermost ASGI layer: a bug becomes a 500, and its traceback is logged without values.
+
+    Exceptions carry values in their messages, and values here are prompts; so the message
+    never reaches a log, only the exception's type and the lines that it came through.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:  # noqa: BLE001 - the last frame before the server
+            log_bug(error)
+            if scope["type"] == "http" and not started:
+                await error_response(internal_error())(scope, receive, send)
+
+
+def log_bug(error: BaseException) -> None:
+    """Log an unexpected exception: its type and its frames, never its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames[::-1])
+    log.error("unexpected %s at %s", type(error).__name__, places or "an unknown place")

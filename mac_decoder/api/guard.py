@@ -1,0 +1,194 @@
+"""Pure ASGI layers in front of every route: who may call, and how much at once.
+
+They see HTTP and WebSocket scopes alike, which ordinary HTTP middleware does not. A browser
+page must not reach a server on its user's machine: a page of another origin is refused by
+``Origin``, and a name that an attacker points at 127.0.0.1 (DNS rebinding) by ``Host``.
+No CORS header is ever sent, so a foreign page could read no answer either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mac_decoder.api.errors import error_response
+from protocol.errors import BatonError, CapacityError, RequestError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+WEBSOCKET_POLICY_VIOLATION = 1008
+
+_LENGTH_DIGITS = 18
+"""A Content-Length of more digits is too long, whatever the limit; it is not even parsed."""
+
+
+def host_name(authority: str) -> str | None:
+    """The host of ``name:port`` or ``[address]:port``, lower case; ``None`` if it has no form."""
+    try:
+        parts = urlsplit(f"//{authority}")
+        # Reading the port checks it. Anything but host and port is no authority of ours.
+        _ = parts.port
+    except ValueError:
+        return None
+    if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
+        return None
+    host = parts.hostname
+    return host.rstrip(".") if host else None
+
+
+class HostGuard:
+    """Refuses a Host that this server does not have, and an Origin that is not its own."""
+
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
+        named = (host_name(host) or host for host in hosts)
+        self._app = app
+        self._hosts = LOOPBACK | {host.lower() for host in named}
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(refusal, scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> BatonError | None:
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1 or host_name(hosts[0]) not in self._hosts:
+            return RequestError(
+                "this server is not known by that host name",
+                reason="host_not_allowed",
+                field="host",
+                hint="name it when starting the server if it is meant to be",
+            )
+        origins = _values(scope, b"origin")
+        if all(self._own(origin, hosts[0]) for origin in origins):
+            return None
+        return RequestError(
+            "pages of another origin may not call this server",
+            reason="origin_not_allowed",
+            field="origin",
+        )
+
+    def _own(self, origin: str, host: str) -> bool:
+        if origin.lower().rstrip("/") in self._origins:
+            return True
+        scheme, separator, authority = origin.partition("://")
+        return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+class KeyGuard:
+    """Asks for one of ``keys`` as a bearer token, where there are any.
+
+    ``OPEN`` paths tell nothing but that the process is there, and need none.
+    """
+
+    OPEN = frozenset({"/health", "/ready"})
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str] = ()) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in self.OPEN
+        if not self._digests or not guarded or self._known(_values(scope, b"authorization")):
+            await self._app(scope, receive, send)
+            return
+        refusal = RequestError("no valid API key was given", reason="invalid_api_key")
+        await _refuse(refusal, scope, receive, send)
+
+    def _known(self, given: list[str]) -> bool:
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class BodyLimit:
+    """Refuses a request body above ``limit`` bytes, as soon as it is known to be longer."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._declared_refusal(_values(scope, b"content-length"))
+        if refusal is not None:
+            await _refuse(refusal, scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            if message["type"] == "http.request":
+                seen += len(message.get("body", b""))
+                if seen > self._limit:
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _declared_refusal(self, lengths: list[str]) -> RequestError | None:
+        for length in lengths:
+            if not (length.isascii() and length.isdigit()):
+                return RequestError("Content-Length is not a number", reason="invalid_header")
+            if len(length) > _LENGTH_DIGITS or int(length) > self._limit:
+                return self._too_large()
+        return None
+
+    def _too_large(self) -> RequestError:
+        return RequestError(
+            f"the request body is longer than {self._limit} bytes", reason="request_too_large"
+        )
+
+
+class RequestLimit:
+    """Refuses POST requests above ``limit`` at once, before their bodies are read."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+        self._in_hand = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if self._in_hand >= self._limit:
+            busy = CapacityError("too many requests are in hand", reason="too_many_requests")
+            await _refuse(busy, scope, receive, send)
+            return
+        self._in_hand += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_hand -= 1
+
+
+def _digest(key: str) -> bytes:
+    # Digests have one length, so that comparing them tells nothing of a key's.
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+async def _refuse(error: BatonError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        # Closing before accepting makes the server answer the handshake with 403.
+        await send({"type": "websocket.close", "code": WEBSOCKET_POLICY_VIOLATION})
+        return
+    await error_response(error)(scope, receive, send)

@@ -1,0 +1,98 @@
+"""Counters of requests for Prometheus. Labels are stable codes, never a client's text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from mac_decoder.engine.events import Report
+
+CHOSEN_LOCAL = frozenset(
+    {
+        "nothing_to_prefill",
+        "lane_local",
+        "no_producer",
+        "below_threshold",
+        "rates_favour_local",
+        "lane_remote",
+        "above_threshold",
+    }
+)
+"""Reasons that tell of a choice; any other with a local prefill tells of a fallback."""
+
+_TTFT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """What this process has served since it started."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.requests = Counter(
+            "baton_requests",
+            "Requests by endpoint, outcome (completed, refused, failed, cancelled) and source",
+            ("route", "outcome", "source"),
+            registry=self.registry,
+        )
+        self.refusals = Counter(
+            "baton_request_errors",
+            "Requests that were refused or failed, by reason",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "baton_tokens",
+            "Tokens: prompt, reused (of the prompt), prefilled (of the prompt), generated",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.handoffs = Counter(
+            "baton_handoffs", "Handoffs that were installed", registry=self.registry
+        )
+        self.handoff_bytes = Counter(
+            "baton_handoff_bytes", "Payload bytes of handoffs", registry=self.registry
+        )
+        self.fallbacks = Counter(
+            "baton_fallbacks",
+            "Prompts prefilled here although the producer was meant to, by reason",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.reasons = Counter(
+            "baton_lane_reasons",
+            "Reasons for the lane that prompts took",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.ttft = Histogram(
+            "baton_ttft_seconds",
+            "Seconds from submission to the first token, by source of the prompt",
+            ("source",),
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.in_hand = Gauge(
+            "baton_requests_in_hand", "Requests that are being answered", registry=self.registry
+        )
+        self.ready = Gauge(
+            "baton_ready", "Whether a token can be generated", registry=self.registry
+        )
+
+    def count_report(self, report: Report) -> None:
+        """Count where one prompt came from."""
+        self.tokens.labels("reused").inc(report.reused_tokens)
+        self.tokens.labels("prefilled").inc(report.prefilled_tokens)
+        self.ttft.labels(report.source).observe(report.ttft_ms / 1e3)
+        if report.source == "remote":
+            self.handoffs.inc()
+            self.handoff_bytes.inc(report.transferred_bytes)
+        for reason in report.reasons:
+            self.reasons.labels(reason).inc()
+        if report.source == "local":
+            self._count_fallbacks(report.reasons)
+
+    def _count_fallbacks(self, reasons: Iterable[str]) -> None:
+        for reason in reasons:
+            if reason not in CHOSEN_LOCAL:
+                self.fallbacks.labels(reason).inc()

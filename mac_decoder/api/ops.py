@@ -1,0 +1,46 @@
+"""For whoever runs the server: is it alive, is it ready, what is it doing, what has it done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from mac_decoder.api.service import Service
+
+
+def router(service: Service) -> APIRouter:
+    """The routes of this page."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        """The process answers; nothing is said about the model."""
+        return _json({"status": "alive"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """200 when a token can be generated, else 503."""
+        if service.engine.ready():
+            return _json({"status": "ready", "model": service.served_name})
+        return _json({"status": "not_ready"}, 503)
+
+    @routes.get("/status")
+    async def status() -> Response:
+        return _json({"model": service.served_name, "engine": service.engine.status()})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        service.metrics.ready.set(service.engine.ready())
+        text = generate_latest(service.metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return routes
+
+
+def _json(payload: dict[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(payload), status, media_type="application/json")

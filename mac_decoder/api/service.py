@@ -1,0 +1,181 @@
+"""What the endpoints share: the engine, the model's text, and the record of each request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from mac_decoder.api.errors import status_of
+from mac_decoder.api.metrics import Metrics
+from mac_decoder.api.settings import ApiSettings
+from mac_decoder.engine.events import Report
+from mac_decoder.engine.facade import Engine
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.text import TokenText
+from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
+
+log = logging.getLogger("mac_decoder.api")
+
+
+class Service:
+    """One per app. ``text`` and ``loaded`` are there once the engine is ready."""
+
+    def __init__(self, engine: Engine, served_name: str, settings: ApiSettings) -> None:
+        self.engine = engine
+        self.served_name = served_name
+        self.settings = settings
+        self.metrics = Metrics()
+        self.created = int(time.time())
+        self._text: TokenText | None = None
+        self._making_text = asyncio.Lock()
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model; ``EngineFault`` (``engine_not_ready``) before it is loaded."""
+        if not self.engine.ready():
+            raise EngineFault("the engine is not ready", reason="engine_not_ready")
+        return self.engine.loaded
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: the beginning of the identity's digest."""
+        return f"baton_{self.loaded.checkpoint.identity.digest().hex()[:16]}"
+
+    async def text(self) -> TokenText:
+        """The texts of the model's tokens; reading them takes a while, once."""
+        if self._text is None:
+            async with self._making_text:
+                if self._text is None:
+                    self._text = await asyncio.to_thread(TokenText, self.loaded.tokenizer)
+        return self._text
+
+    def require_model(self, name: str) -> None:
+        """Raise ``RequestError`` (``model_not_found``, a 404) for any name but the served one."""
+        if name != self.served_name:
+            raise RequestError(
+                "this server does not serve that model",
+                reason="model_not_found",
+                field="model",
+                hint=f"it serves {self.served_name}",
+            )
+
+    def room_for(self, prompt: int, field_name: str) -> int:
+        """How many tokens may follow a prompt of ``prompt`` tokens; at least 1.
+
+        Raises ``RequestError`` (``context_length_exceeded``): nothing is ever cut off.
+        """
+        limit = self.loaded.checkpoint.max_context
+        if prompt >= limit:
+            raise RequestError(
+                f"this model's context is {limit} tokens; the prompt alone has {prompt}",
+                reason="context_length_exceeded",
+                field=field_name,
+            )
+        return limit - prompt
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body, within ``body_timeout_s``."""
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                return await request.body()
+        except TimeoutError:
+            raise RequestError("the body came too slowly", reason="request_timeout") from None
+        except ClientDisconnect:
+            raise Cancelled("the client left", reason="client_left") from None
+
+
+@dataclass
+class Record:
+    """What is logged and counted of one request, once, when it ends. Codes and counts only."""
+
+    service: Service
+    route: str
+    prefix: str
+    began: float = field(default_factory=time.perf_counter)
+    streamed: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    reports: tuple[Report, ...] = ()
+    notes: tuple[str, ...] = ()
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.service.metrics.in_hand.inc()
+
+    def completed(self) -> None:
+        """The whole answer was sent."""
+        self._end("completed", None)
+
+    def broken(self, error: BatonError) -> None:
+        """The request ended with ``error``, before or in its answer."""
+        status = status_of(error)
+        if isinstance(error, Cancelled):
+            outcome = "cancelled"
+        else:
+            outcome = "refused" if status < 500 else "failed"
+        self._end(outcome, error)
+
+    def abandoned(self) -> None:
+        """A bug ended the request; nothing more is known here."""
+        self._end("failed", BatonError("a bug"))
+
+    def _end(self, outcome: str, error: BatonError | None) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        source = merged(self.reports)["source"] if self.reports else "none"
+        metrics = self.service.metrics
+        metrics.in_hand.dec()
+        metrics.requests.labels(self.route, outcome, source).inc()
+        metrics.tokens.labels("prompt").inc(self.prompt_tokens)
+        metrics.tokens.labels("generated").inc(self.completion_tokens)
+        for report in self.reports:
+            metrics.count_report(report)
+        if error is not None:
+            metrics.refusals.labels(error.reason).inc()
+        log.info("%s", msgspec.json.encode(self._line(outcome, error)).decode())
+
+    def _line(self, outcome: str, error: BatonError | None) -> dict[str, Any]:
+        line: dict[str, Any] = {
+            "event": "request",
+            "id": self.id,
+            "route": self.route,
+            "outcome": outcome,
+            "code": None if error is None else error.reason,
+            "stream": self.streamed,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reasons": self.finish_reasons,
+            "total_ms": round((time.perf_counter() - self.began) * 1e3, 3),
+        }
+        return line | (merged(self.reports, self.notes) if self.reports else {})
+
+
+def merged(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The ``baton`` object of an answer: its prompts' reports as one.
+
+    Counts are summed; times are those of the slowest prompt; ``source`` is ``mixed`` where
+    prompts differ. ``notes`` are appended to the reasons.
+    """
+    slowest = max(reports, key=lambda report: report.ttft_ms)
+    sources = {report.source for report in reports}
+    reasons = dict.fromkeys(reason for report in reports for reason in report.reasons)
+    return {
+        "source": sources.pop() if len(sources) == 1 else "mixed",
+        "reused_tokens": sum(report.reused_tokens for report in reports),
+        "prefilled_tokens": sum(report.prefilled_tokens for report in reports),
+        "transferred_bytes": sum(report.transferred_bytes for report in reports),
+        "ttft_ms": round(slowest.ttft_ms, 3),
+        "phases": dict(slowest.phases),
+        "reasons": [*reasons, *(note for note in dict.fromkeys(notes) if note not in reasons)],
+    }

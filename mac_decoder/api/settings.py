@@ -1,0 +1,34 @@
+"""Settings of the HTTP endpoint; the defaults serve a user on one desk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mac_decoder.engine.events import Lane
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """What the endpoint allows, and what it assumes where a request does not say.
+
+    ``hosts`` are names that the endpoint may be called by beside this machine's loopback
+    names; ``origins`` are foreign web origins (``https://chat.example``) that browsers may
+    call from; ``api_keys`` empty asks for none. At most ``max_requests`` are in hand at once,
+    each with a body of at most ``max_body_bytes`` that is read within ``body_timeout_s``: so
+    much memory can requests take. A client that takes no byte for ``stall_timeout_s`` has
+    left. ``heartbeat_s`` is the longest silence on a stream. ``default_max_tokens`` ``None``
+    lets a chat answer grow to the end of the model's context.
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_requests: int = 64
+    max_body_bytes: int = 16 << 20
+    body_timeout_s: float = 60.0
+    stall_timeout_s: float = 300.0
+    heartbeat_s: float = 1.0
+    max_choices: int = 8
+    default_max_tokens: int | None = None
+    default_temperature: float = 1.0
+    lane: Lane = "auto"
