@@ -7,8 +7,8 @@ its seal was admitted or it was withdrawn; afterwards it is *used*, for ever.
 from __future__ import annotations
 
 import hmac
-import threading
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 from protocol.errors import LocalProtocolError
 from protocol.reasons import refusal
@@ -20,12 +20,13 @@ REMEMBERED: Final = 4096
 class Outstanding:
     """The open (generation, nonce) pairs of one pairing key.
 
-    One object per key serves all connections and threads of a decoder. Handoffs may finish
-    in any order. Memory is bounded by open requests plus ``REMEMBERED`` numbers.
+    One object per key serves all connections of a decoder. Handoffs may finish in any
+    order. Memory is bounded by open requests plus ``REMEMBERED`` numbers.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
+        """``lock``: what several threads that share this object exclude each other with."""
+        self._lock = nullcontext() if lock is None else lock
         self._open: dict[int, bytes] = {}
         self._used: set[int] = set()
         self._floor = 0

@@ -1,0 +1,1 @@
+"""Two peers joined in memory."""
