@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from app import bench_ttft
+from app import bench_handoff, bench_ttft
 
 app = typer.Typer(no_args_is_help=True, help="Measure handoff, latency, overhead and exactness.")
+app.command("handoff")(bench_handoff.handoff)
 app.command("ttft")(bench_ttft.ttft)

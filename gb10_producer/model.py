@@ -111,6 +111,13 @@ def choose_device(choice: DeviceChoice) -> torch.device:
     return torch.device("cuda:0" if available and choice != "cpu" else "cpu")
 
 
+def discrete_free_bytes(device: torch.device) -> int | None:
+    """Free bytes of a device with memory of its own; ``None`` where it shares the machine's."""
+    if device.type != "cuda" or torch.cuda.get_device_properties(device).is_integrated:
+        return None
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def compute_exactly(threads: int | None = None) -> None:
     """Switch off what trades bits for speed in this process: TF32 and reduced accumulators."""
     torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,37 @@
+"""``python -m gb10_producer``: the producer from the command line."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gb10_producer import logs
+from gb10_producer.config import EXIT_CONFIG, parse
+from protocol.errors import ConfigError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status (0, 75 device failed, 78 change something)."""
+    try:
+        command = parse(sys.argv[1:] if arguments is None else arguments)
+        if command.make_pairing is not None:
+            from gb10_producer.trust import make_pairing
+
+            producer, decoder = make_pairing(command.make_pairing, epoch=int(time.time()))
+            print(f"{producer}\n{decoder}")
+            print(f"Copy {decoder.name} to the Mac; keep both files secret.", file=sys.stderr)
+            return 0
+        if command.supervised:
+            from gb10_producer import supervisor
+
+            return supervisor.run(command.config)
+        from gb10_producer import node
+
+        return node.run(command.config)
+    except ConfigError as error:
+        logs.complain(error)
+        return EXIT_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""What a producer process is told: one frozen record, and the command line that makes it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from protocol.errors import ConfigError
+
+EXIT_CONFIG: Final = 78
+"""Exit status of a process whose configuration or model must change (EX_CONFIG)."""
+
+BACKLOG_BYTES: Final = 24 << 20
+"""Default for rows between tap and sockets; one item and a socket's queue come on top."""
+
+
+@dataclass(frozen=True)
+class ProducerConfig:
+    """One producer process. Exactly one of ``model`` and ``synthetic`` is set.
+
+    ``key_fd`` is an inherited pipe with the 32-byte key, ``pairing`` a pairing file: one of
+    them. ``memory_limit`` in bytes caps weights and caches together; ``link_mbps`` throttles
+    bulk frames, for benchmarks; ``lifeline_fd`` is a pipe whose end ends this process.
+    """
+
+    model: Path | None = None
+    synthetic: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 7431
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    tile: int | None = None
+    threads: int | None = None
+    key_fd: int | None = None
+    pairing: Path | None = None
+    waiting: int = 8
+    connections: int = 16
+    memory_limit: int | None = None
+    backlog_bytes: int = BACKLOG_BYTES
+    link_mbps: float | None = None
+    cache_dir: Path | None = None
+    log_level: str = "INFO"
+    lifeline_fd: int | None = None
+
+    def arguments(self) -> list[str]:
+        """The command line that :func:`parse` turns into this record."""
+        found: list[str] = []
+        for option, name in _OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None and value != getattr(_DEFAULTS, name):
+                found += [option, str(value)]
+        return found
+
+
+_OPTIONS: Final = {
+    "--model": "model",
+    "--synthetic": "synthetic",
+    "--host": "host",
+    "--port": "port",
+    "--device": "device",
+    "--tile": "tile",
+    "--threads": "threads",
+    "--key-fd": "key_fd",
+    "--pairing": "pairing",
+    "--waiting": "waiting",
+    "--connections": "connections",
+    "--memory-limit": "memory_limit",
+    "--backlog": "backlog_bytes",
+    "--link-mbps": "link_mbps",
+    "--cache-dir": "cache_dir",
+    "--log-level": "log_level",
+    "--lifeline-fd": "lifeline_fd",
+}
+_DEFAULTS: Final = ProducerConfig()
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command line asks for: serve (supervised or not), or make a pairing."""
+
+    config: ProducerConfig
+    supervised: bool = True
+    make_pairing: Path | None = None
+
+
+def parse(arguments: list[str], prog: str = "python -m gb10_producer") -> Command:
+    """The command in ``arguments``. Exits like argparse; raises ``ConfigError``
+    (``config_invalid``) for options that do not go together.
+    """
+    parser = _parser(prog)
+    found = parser.parse_args(arguments)
+    values = {name: getattr(found, name) for name in _OPTIONS.values()}
+    config = replace(_DEFAULTS, **{k: v for k, v in values.items() if v is not None})
+    command = Command(config, not found.no_supervisor, found.make_pairing)
+    if command.make_pairing is None:
+        check(config)
+    return command
+
+
+def check(config: ProducerConfig) -> None:
+    """Raise ``ConfigError`` (``config_invalid``) where options contradict each other."""
+    if (config.model is None) == (config.synthetic is None):
+        raise _invalid("Give either --model DIR or --synthetic LAYOUT.", "model")
+    if (config.key_fd is None) == (config.pairing is None):
+        raise _invalid(
+            "Give the pairing file with --pairing FILE (or a key with --key-fd N).",
+            "pairing",
+            "--make-pairing DIR makes a pairing's two files.",
+        )
+    for name, lowest in (("waiting", 0), ("connections", 1), ("port", 0), ("backlog_bytes", 1)):
+        if getattr(config, name) < lowest:
+            raise _invalid(f"{name} must be at least {lowest}.", name)
+    if config.link_mbps is not None and not config.link_mbps > 0:
+        raise _invalid("--link-mbps must be above 0.", "link_mbps")
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Baton's producer: prefills prompts and hands their KV cache to a decoder.",
+        argument_default=None,
+    )
+    add = parser.add_argument
+    source = parser.add_argument_group("what to run")
+    source.add_argument("--model", type=Path, metavar="DIR", help="the decoder's checkpoint")
+    source.add_argument("--synthetic", metavar="LAYOUT", help="random rows, no model: muse-glimmer")
+    source.add_argument("--device", choices=["auto", "cuda", "cpu"], help="default: auto")
+    source.add_argument("--tile", type=int, help="tokens per tile (default: the device's)")
+    source.add_argument("--threads", type=int, help="torch's CPU threads")
+    reach = parser.add_argument_group("who may talk to it")
+    reach.add_argument("--host", help=f"address to bind (default {_DEFAULTS.host})")
+    reach.add_argument("--port", type=int, help=f"0: any free one (default {_DEFAULTS.port})")
+    reach.add_argument("--pairing", type=Path, metavar="FILE", help="producer.pairing")
+    reach.add_argument("--key-fd", type=int, metavar="N", help="inherited pipe with a 32-byte key")
+    reach.add_argument("--make-pairing", type=Path, metavar="DIR", help="write a new pairing, exit")
+    add("--waiting", type=int, help=f"prompts that may wait (default {_DEFAULTS.waiting})")
+    add("--connections", type=int, help=f"decoders (default {_DEFAULTS.connections})")
+    add("--memory-limit", type=_bytes, metavar="SIZE", help="cap on weights and caches, as 80G")
+    add("--backlog", dest="backlog_bytes", type=_bytes, metavar="SIZE", help=argparse.SUPPRESS)
+    add("--link-mbps", type=float, help="throttle the link, for benchmarks")
+    add("--cache-dir", type=Path, help="where digests of weight files are remembered")
+    add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: INFO")
+    add("--no-supervisor", action="store_true", help="run without the process that restarts it")
+    add("--lifeline-fd", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _bytes(text: str) -> int:
+    """A size: bytes, or with a suffix K, M, G (powers of 1024)."""
+    units = {"K": 10, "M": 20, "G": 30}
+    shift = units.get(text[-1:].upper(), 0)
+    number = text[:-1] if shift else text
+    return int(float(number) * (1 << shift))
+
+
+def _invalid(message: str, field: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(message, reason="config_invalid", field=field, hint=hint)

@@ -1,0 +1,318 @@
+"""One decoder's connection: the protocol machine, its socket, and the handoff under way.
+
+One thread runs :meth:`Connection.run` and alone touches machine and socket; the device's and
+the hashing thread only wake it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gb10_producer.device import Device, Ticket, Work
+from gb10_producer.outflow import Outflow
+from gb10_producer.throttle import Throttle
+from gb10_producer.trust import Trust
+from gb10_producer.wire import Wire
+from protocol.deadlines import Timing
+from protocol.errors import BatonError, CapacityError, LocalProtocolError, TransferError
+from protocol.handoff import (
+    Committed,
+    Credited,
+    Event,
+    PeerAborted,
+    ProducerHandoff,
+    Ready,
+    Released,
+    Requested,
+    State,
+)
+from protocol.identity import Identity
+from protocol.layout import Layout
+from protocol.messages import Limits, Recipe
+from protocol.reasons import REASONS, refusal
+
+log = logging.getLogger(__name__)
+
+_AHEAD = 8
+"""Frames hashed or being hashed ahead of the socket."""
+_QUEUED_BYTES = 1 << 20
+"""Below this much queued for the socket, the next frame is queued."""
+_LOOK_AROUND_S = 0.5
+_CLOSE_S = 2.0
+_GOING_AWAY, _POLICY, _NORMAL = 1001, 1008, 1000
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this producer is to every decoder. Token ids must be below ``vocabulary``."""
+
+    identity: Identity
+    layout: Layout
+    recipe: Recipe
+    limits: Limits
+    trust: Trust
+    vocabulary: int
+    timing: Timing = field(default_factory=lambda: Timing(heartbeat_s=1.0))
+    throttle: Throttle = field(default_factory=lambda: Throttle(None))
+
+
+@dataclass
+class _Transfer:
+    """A request that was accepted, until its last frame is written or it is withdrawn."""
+
+    generation: int
+    end: int
+    ticket: Ticket
+    outflow: Outflow
+    begun: bool = False
+    passing: deque[tuple[int, int]] = field(default_factory=deque)
+    """(byte of the stream, backlog items that nobody needs once it is written)."""
+
+
+class Connection:
+    """Serves one socket until it closes; :meth:`run` never raises for what a peer does."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        offer: Offer,
+        device: Device,
+        proven: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.peer = peer
+        self._offer = offer
+        self._device = device
+        self._proven = proven
+        self._wire = Wire(sock, stall_s=offer.timing.idle_s)
+        self._machine: ProducerHandoff | None = None
+        self._transfer: _Transfer | None = None
+        self._handshake_until = time.monotonic() + offer.timing.handshake_s
+        self._ready = False
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Serve until the peer leaves, breaks the protocol, or :meth:`stop` is called."""
+        code, reason = _NORMAL, ""
+        try:
+            self._open()
+            self._serve()
+        except BatonError as error:
+            code, reason = _POLICY, error.reason
+            log.info("connection ended", extra={"peer": self.peer, **_loggable(error)})
+            self._flush()
+        finally:
+            self._end_transfer()
+            if self._stopping.is_set():
+                code = _GOING_AWAY
+            self._wire.close(code, reason, _CLOSE_S)
+
+    def stop(self) -> None:
+        """Abort what runs, tell the peer, and close. Any thread."""
+        self._stopping.set()
+        self._wire.wake()
+
+    def _open(self) -> None:
+        offer = self._offer
+        self._wire.open(offer.trust.context, self._handshake_until)
+        self._machine = ProducerHandoff(
+            identity=offer.identity,
+            layout=offer.layout,
+            recipe=offer.recipe,
+            limits=offer.limits,
+            pairing=offer.trust.pairing,
+            nonce=os.urandom(32),
+            now=time.monotonic(),
+            certificates=offer.trust.check_peer(self._wire.peer_certificate()),
+            timing=offer.timing,
+        )
+
+    def _serve(self) -> None:
+        machine, wire = self._machine, self._wire
+        assert machine is not None
+        while True:
+            wire.limit_text(machine.text_limit)
+            for raw in wire.poll(self._timeout(time.monotonic())):
+                self._handle(machine.receive_text(raw, time.monotonic()))
+                self._flush()
+            if wire.closing:
+                self._end_transfer()
+                machine.eof(time.monotonic())
+                return
+            if not self._ready and time.monotonic() >= self._handshake_until:
+                raise TransferError("The handshake took too long.", reason="handshake_timeout")
+            self._handle(machine.tick(time.monotonic()))
+            self._advance()
+            self._flush()
+            if self._stopping.is_set():
+                self._withdraw(self._device.fault or _stopping_error())
+                return
+
+    def _timeout(self, now: float) -> float:
+        assert self._machine is not None
+        deadline = self._machine.deadline()
+        timeout = 60.0 if deadline is None else deadline - now
+        if not self._ready:
+            timeout = min(timeout, self._handshake_until - now)
+        if self._transfer is not None:
+            timeout = min(timeout, _LOOK_AROUND_S)
+            if pause := self._offer.throttle.wait_s(now):
+                timeout = min(timeout, pause)
+        return max(0.0, timeout)
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Requested():
+                    self._accept(event)
+                case PeerAborted(error=error):
+                    log.info("decoder withdrew", extra={"peer": self.peer, "reason": error.reason})
+                    self._end_transfer()
+                    assert self._machine is not None
+                    self._machine.release(time.monotonic())
+                case Committed(generation=generation):
+                    log.info("committed", extra={"peer": self.peer, "generation": generation})
+                case Ready():
+                    self._ready = True
+                    self._proven()
+                    log.info("decoder connected", extra={"peer": self.peer})
+                case Credited() | Released():
+                    pass  # the loop looks at credit and state by itself
+                case _:
+                    raise LocalProtocolError(f"a producer has no {type(event).__name__}")
+
+    def _accept(self, event: Requested) -> None:
+        prefill = event.prefill
+        end = len(event.tokens)
+        span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
+        key = hashlib.sha256(span + prefill.tokens).digest()
+        work = Work(key, event.tokens.tolist(), prefill.cut, end)
+        name = f"{id(self)}/{prefill.generation}"
+        facts = {"peer": self.peer, "request": prefill.request, "generation": prefill.generation}
+        try:
+            if int(event.tokens.max(initial=0)) >= self._offer.vocabulary:
+                raise refusal(
+                    "message_malformed", "a token is not in the vocabulary", field="tokens"
+                )
+            ticket = self._device.submit(name, work, self._wire.wake)
+        except BatonError as error:
+            log.info("request refused", extra={**facts, **_loggable(error)})
+            self._withdraw(error)
+            return
+        outflow = Outflow(self._offer.layout, ticket.reader, self._wire.wake)
+        self._transfer = _Transfer(prefill.generation, end, ticket, outflow)
+        log.info(
+            "request accepted",
+            extra={**facts, "cut": prefill.cut, "end": end, "joined": ticket.joined},
+        )
+
+    def _advance(self) -> None:
+        """Whatever the handoff can do now: begin, take slots, send frames, seal, give up."""
+        transfer, machine = self._transfer, self._machine
+        if transfer is None or machine is None:
+            return
+        if transfer.ticket.error is not None:
+            self._withdraw(transfer.ticket.error)
+            return
+        now = time.monotonic()
+        if not transfer.begun:
+            if not transfer.ticket.started:
+                return
+            machine.begin(transfer=os.urandom(16), computed_tokens=transfer.end, now=now)
+            self._flush()
+            transfer.begun = True
+        machine.progress(transfer.ticket.position, now)
+        self._send_frames(transfer, machine)
+        if machine.remaining == 0 and transfer.outflow.length == 0 and transfer.ticket.finished:
+            self._seal(transfer, machine)
+
+    def _send_frames(self, transfer: _Transfer, machine: ProducerHandoff) -> None:
+        wire, outflow, throttle = self._wire, transfer.outflow, self._offer.throttle
+        while transfer.passing and transfer.passing[0][0] <= wire.written:
+            transfer.ticket.reader.pass_to(transfer.passing.popleft()[1])
+        while outflow.length < _AHEAD and (slot := machine.next_slot()) is not None:
+            outflow.add(slot, machine.header_prefix(slot))
+        while wire.pending < _QUEUED_BYTES and not throttle.wait_s(time.monotonic()):
+            frame = outflow.take()
+            if frame is None:
+                return
+            now = time.monotonic()
+            header = machine.frame(frame.slot, frame.digest, now)
+            transfer.passing.append((wire.written + wire.pending, frame.passed))
+            wire.send_binary(header, frame.payload)
+            throttle.sent(frame.payload.nbytes, now)
+            if (slot := machine.next_slot()) is not None:
+                outflow.add(slot, machine.header_prefix(slot))
+
+    def _seal(self, transfer: _Transfer, machine: ProducerHandoff) -> None:
+        ticket = transfer.ticket
+        machine.seal(
+            queue_us=int(ticket.queue_s * 1e6),
+            compute_us=int(ticket.compute_s * 1e6),
+            now=time.monotonic(),
+        )
+        log.info(
+            "sealed",
+            extra={
+                "peer": self.peer,
+                "generation": transfer.generation,
+                "queue_ms": round(ticket.queue_s * 1e3, 1),
+                "compute_ms": round(ticket.compute_s * 1e3, 1),
+            },
+        )
+        self._end_transfer()
+
+    def _withdraw(self, error: BatonError) -> None:
+        """End the handoff from this side; the connection lives on."""
+        self._end_transfer()
+        machine = self._machine
+        if machine is not None and machine.state in (State.REQUESTED, State.STREAMING):
+            machine.abort(_on_the_wire(error), time.monotonic())
+            self._flush()
+
+    def _end_transfer(self) -> None:
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.outflow.close()
+            self._device.withdraw(transfer.ticket)
+
+    def _flush(self) -> None:
+        """Queue what the machine wants to say; a wire that is closing says nothing more."""
+        if self._machine is None:
+            return
+        for raw in self._machine.outgoing():
+            if not self._wire.closing:
+                self._wire.send_text(raw)
+
+
+def _on_the_wire(error: BatonError) -> BatonError:
+    """The same error with a reason that the protocol knows."""
+    if error.reason in REASONS:
+        return error
+    if isinstance(error, CapacityError):
+        return CapacityError(
+            error.message,
+            reason="memory_exceeded",
+            retry_after_s=error.retry_after_s,
+            field=error.field,
+            found=error.found,
+            expected=error.expected,
+        )
+    return TransferError(error.message, reason="peer_aborted")
+
+
+def _stopping_error() -> BatonError:
+    return CapacityError("The producer is stopping.", reason="producer_stopping")
+
+
+def _loggable(error: BatonError) -> dict[str, str]:
+    details = error.details()
+    return {"error": error.message, **{f"error_{key}": value for key, value in details.items()}}

@@ -1,0 +1,105 @@
+"""Bytes that prefills may take, reserved before they are allocated.
+
+On a machine where CPU and GPU share one pool (GB10) the device's own figures say nothing, and
+asking for too much can hang the machine; so the budget comes from MemAvailable, under a cap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from protocol.errors import CapacityError, ConfigError
+from protocol.layout import KEY, VALUE, Layout, RecurrentLayer, payload_bytes, row_bytes
+
+FLOOR_BYTES = 512 << 20
+"""What stays free for everybody else on the machine."""
+
+
+def available_bytes() -> int:
+    """Bytes that can be had without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+def prefill_bytes(layout: Layout, end: int, tile: int) -> int:
+    """Device bytes of the cache of ``end`` positions, one tile of rows per layer on top.
+
+    Sliding layers are counted at their window, recurrent ones at two copies of their state.
+    """
+    total = payload_bytes(layout, 0, end)
+    for layer in layout.layers:
+        if isinstance(layer, RecurrentLayer):
+            total += sum(state.nbytes for state in layer.states)
+        else:
+            total += min(tile, end) * (row_bytes(layer, KEY) + row_bytes(layer, VALUE))
+    return total
+
+
+class Ledger:
+    """Reserved bytes against a limit fixed at start. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.reserved = 0
+        self._lock = threading.Lock()
+
+    def check(self, nbytes: int) -> None:
+        """Raise ``CapacityError`` (``memory_exceeded``) when ``nbytes`` can never be had."""
+        if nbytes > self.limit:
+            raise CapacityError(
+                "This prompt's cache does not fit into the producer's memory.",
+                reason="memory_exceeded",
+                field="bytes",
+                found=nbytes,
+                expected=self.limit,
+                retry_after_s=60.0,
+            )
+
+    @contextmanager
+    def reserve(self, nbytes: int) -> Iterator[None]:
+        """Hold ``nbytes``. Raises ``CapacityError`` when they are not to be had now."""
+        self.check(nbytes)
+        with self._lock:
+            free = min(self.limit - self.reserved, available_bytes() - FLOOR_BYTES // 2)
+            if nbytes > free:
+                raise CapacityError(
+                    "The producer's memory is taken at the moment.",
+                    reason="memory_exceeded",
+                    field="bytes",
+                    found=nbytes,
+                    expected=max(0, free),
+                    retry_after_s=5.0,
+                )
+            self.reserved += nbytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.reserved -= nbytes
+
+
+def require_room(needed: int, cap: int | None, what: str, device_free: int | None = None) -> None:
+    """Check before a load that ``needed`` bytes fit under MemAvailable and the cap.
+
+    ``device_free``: free bytes of a device with memory of its own, which then counts instead.
+    Raises ``ConfigError`` (``not_enough_memory``).
+    """
+    limit = (available_bytes() if device_free is None else device_free) - FLOOR_BYTES
+    if cap is not None:
+        limit = min(limit, cap)
+    if needed > limit:
+        raise ConfigError(
+            f"Not enough memory for {what}: {_gib(needed)} needed, {_gib(max(0, limit))} free.",
+            reason="not_enough_memory",
+            field="memory",
+            found=limit,
+            expected=needed,
+            hint="Close other programs, raise --memory-limit, or use a smaller model.",
+        )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,249 @@
+"""The producer process: the only place where its concrete objects meet.
+
+Exit status: 0 after a clean shutdown, 75 when the device failed, 78 when configuration, model
+or machine must change before another start can help.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gb10_producer import logs
+from gb10_producer.backlog import Pool, item_bytes
+from gb10_producer.config import EXIT_CONFIG, ProducerConfig, check
+from gb10_producer.connection import Offer
+from gb10_producer.device import Device
+from gb10_producer.memory import (
+    FLOOR_BYTES,
+    Ledger,
+    available_bytes,
+    prefill_bytes,
+    require_room,
+)
+from gb10_producer.prefill import Prefiller, Rows, State
+from gb10_producer.server import Server, bind, url_of
+from gb10_producer.throttle import Throttle
+from gb10_producer.trust import Trust, require_trust_for, trust_from_file, trust_from_key_pipe
+from protocol.errors import EXIT_ENGINE_FAULT, CapacityError, ConfigError, EngineFault
+from protocol.identity import Identity
+from protocol.layout import ITEMSIZE, payload_bytes
+from protocol.layouts_named import named, stand_in_identity
+from protocol.messages import MAX_CREDIT, MAX_TOKENS, Limits
+
+log = logging.getLogger(__name__)
+
+_PROBE_TOKENS = 33
+_STOP_S = 8.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What computes, and what it is a source of; ``vocabulary`` bounds token ids."""
+
+    prefiller: Prefiller
+    identity: Identity
+    max_tokens: int
+    vocabulary: int
+
+
+def say_ready(url: str) -> None:
+    """The one line on stdout."""
+    print(f"ready {url}", flush=True)
+
+
+def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int:
+    """Serve until a signal, the lifeline's end or a device fault; return the exit status."""
+    logs.configure(config.log_level)
+    stop = threading.Event()
+    try:
+        _listen_to_signals(stop)
+        if config.lifeline_fd is not None:
+            _watch_lifeline(config.lifeline_fd, stop)
+        return _serve(config, stop, ready)
+    except (ConfigError, CapacityError) as error:
+        logs.complain(error)
+        return EXIT_CONFIG
+    except EngineFault as fault:
+        logs.complain(fault)
+        return EXIT_ENGINE_FAULT
+
+
+def _serve(config: ProducerConfig, stop: threading.Event, ready: Callable[[str], None]) -> int:
+    check(config)
+    trust = _trust(config)
+    require_trust_for(config.host, trust)
+    listener = bind(config.host, config.port)
+    source = _source(config)
+    ledger = Ledger(_cache_budget(config))
+    device = Device(
+        source.prefiller,
+        pool=Pool(config.backlog_bytes),
+        ledger=ledger,
+        waiting_limit=config.waiting,
+        on_fault=stop.set,
+    )
+    probe(source.prefiller, ledger)
+    server = Server(listener, _offer(config, source, trust), device, connections=config.connections)
+    device.start()
+    server.start()
+    url = url_of(listener, "wss" if trust.context else "ws")
+    log.info(
+        "ready",
+        extra={"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile},
+    )
+    ready(url)
+    stop.wait()
+    log.info("stopping")
+    tidy = server.stop(_STOP_S / 2)
+    tidy = device.stop(_STOP_S / 2) and tidy
+    if device.fault is not None:
+        return EXIT_ENGINE_FAULT
+    if not tidy:
+        log.warning("threads were still busy at exit")
+    return 0
+
+
+def _offer(config: ProducerConfig, source: Source, trust: Trust) -> Offer:
+    return Offer(
+        identity=source.identity,
+        layout=source.prefiller.layout,
+        recipe=source.prefiller.recipe,
+        limits=Limits(max_tokens=source.max_tokens, max_credit=MAX_CREDIT),
+        trust=trust,
+        vocabulary=source.vocabulary,
+        throttle=Throttle(config.link_mbps),
+    )
+
+
+def _trust(config: ProducerConfig) -> Trust:
+    if config.pairing is not None:
+        return trust_from_file(config.pairing)
+    assert config.key_fd is not None
+    return trust_from_key_pipe(config.key_fd)
+
+
+def _source(config: ProducerConfig) -> Source:
+    if config.synthetic is not None:
+        from gb10_producer.synthetic import TILE, Synthetic
+
+        layout = named(config.synthetic)
+        prefiller = Synthetic(layout, config.tile or TILE)
+        return Source(prefiller, stand_in_identity(layout), MAX_TOKENS, 1 << 32)
+    assert config.model is not None
+    return _model_source(config, config.model)
+
+
+def _model_source(config: ProducerConfig, model: Path) -> Source:
+    from protocol.architectures import text_config
+    from protocol.checkpoint import read_checkpoint
+
+    with logs.progress_bar(f"reading {model.name}") as report:
+        checkpoint = read_checkpoint(model, _digest_cache(config), report)
+    from gb10_producer import model as models
+    from gb10_producer.prefill import TorchPrefiller
+
+    device = models.choose_device(config.device)
+    free = models.discrete_free_bytes(device)
+    weights = _loaded_bytes(checkpoint.nbytes, checkpoint.quantisation, checkpoint.dtype)
+    require_room(weights, config.memory_limit, checkpoint.name, free)
+    loaded = models.load(
+        checkpoint,
+        config.device,
+        threads=config.threads,
+        progress=sys.stderr.isatty(),
+    )
+    vocabulary = int(text_config(checkpoint.config)["vocab_size"])
+    max_tokens = min(checkpoint.max_context, MAX_TOKENS)
+    return Source(TorchPrefiller(loaded, config.tile), checkpoint.identity, max_tokens, vocabulary)
+
+
+def _loaded_bytes(nbytes: int, quantisation: dict | None, dtype: str) -> int:
+    """Bytes of the weights in memory; quantised ones are dequantised to ``dtype``."""
+    if quantisation is None:
+        return nbytes
+    itemsize = ITEMSIZE[dtype]
+    per_weight = quantisation["bits"] / 8 + 2 * itemsize / quantisation["group_size"]
+    return int(nbytes * itemsize / per_weight)
+
+
+def _digest_cache(config: ProducerConfig) -> Path:
+    import platformdirs
+
+    root = config.cache_dir or Path(platformdirs.user_cache_dir("baton"))
+    return root / "digests.json"
+
+
+def _cache_budget(config: ProducerConfig) -> int:
+    """Bytes for caches after the weights are in: MemAvailable less a floor, under the cap."""
+    import psutil
+
+    limit = available_bytes() - FLOOR_BYTES
+    if config.memory_limit is not None:
+        limit = min(limit, config.memory_limit - psutil.Process().memory_info().rss)
+    if limit <= 0:
+        raise ConfigError(
+            "No memory is left for caches once the model is loaded.",
+            reason="not_enough_memory",
+            field="memory",
+            found=limit,
+            hint="Close other programs, raise --memory-limit, or use a smaller model.",
+        )
+    return limit
+
+
+def probe(prefiller: Prefiller, ledger: Ledger) -> None:
+    """Run a small prefill and count what it emits, before anybody is told that it can run.
+
+    Raises ``EngineFault`` when rows are missing or too many, and what the prefill raises.
+    """
+    emitted = 0
+
+    def count(item: Rows | State) -> None:
+        nonlocal emitted
+        emitted += item_bytes(item)
+
+    with ledger.reserve(prefill_bytes(prefiller.layout, _PROBE_TOKENS, prefiller.tile)):
+        prefiller.prefill(
+            [0] * _PROBE_TOKENS, 0, _PROBE_TOKENS, count, lambda: False, lambda _: None
+        )
+    expected = payload_bytes(prefiller.layout, 0, _PROBE_TOKENS)
+    if emitted != expected:
+        raise EngineFault(
+            "The probe's prefill emitted another number of bytes than the layout has.",
+            reason="probe_failed",
+            field="bytes",
+            found=emitted,
+            expected=expected,
+        )
+
+
+def _listen_to_signals(stop: threading.Event) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def asked(number: int, _frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # asked twice: whoever asks does not want to wait
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, asked)
+
+
+def _watch_lifeline(descriptor: int, stop: threading.Event) -> None:
+    """Stop when the other end of the pipe is closed: whoever started this process is gone."""
+
+    def watch() -> None:
+        with os.fdopen(descriptor, "rb", buffering=0) as pipe:
+            while pipe.read(64):
+                pass
+        stop.set()
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

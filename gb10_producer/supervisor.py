@@ -1,0 +1,204 @@
+"""Keeps a producer running: starts the child, restarts it after a fault, gives up in time.
+
+A device that fails takes its process with it (exit 75, or a signal from the driver), and a new
+process usually finds it well again. Three starts in a row that never became ready, or died soon
+after, mean that it is not: then the supervisor says so and ends. Other exit statuses are the
+child's last word: 0 was asked for, 78 needs a person.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from gb10_producer import logs
+from gb10_producer.config import ProducerConfig
+from gb10_producer.trust import trust_from_key_pipe
+from protocol.errors import EXIT_ENGINE_FAULT, EngineFault
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to start again; seconds. ``settled_s`` of service make a start a good one."""
+
+    failed_starts: int = 3
+    settled_s: float = 30.0
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 30.0
+    grace_s: float = 10.0
+
+
+@dataclass
+class Record:
+    """What the starts so far say. Pure: the supervisor asks it after each end of a child."""
+
+    policy: Policy
+    failures: int = 0
+
+    def ended(self, status: int, ready: bool, served_s: float) -> float | None:
+        """Seconds to wait before the next start; ``None``: do not start again.
+
+        ``status`` as subprocess gives it (negative: a signal), ``served_s`` since ready.
+        """
+        if status >= 0 and status != EXIT_ENGINE_FAULT:
+            return None
+        settled = ready and served_s >= self.policy.settled_s
+        self.failures = 1 if settled else self.failures + 1
+        if self.failures >= self.policy.failed_starts:
+            return None
+        pause = self.policy.first_pause_s * 2 ** (self.failures - 1)
+        return min(pause, self.policy.longest_pause_s)
+
+
+class Supervisor:
+    """Runs children of one configuration until one of them has the last word."""
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        policy: Policy | None = None,
+        command: Callable[[ProducerConfig], list[str]] | None = None,
+    ) -> None:
+        self._config = config
+        self._policy = policy or Policy()
+        self._command = command or child_command
+        self._key: bytes | None = None
+        self._child: subprocess.Popen[str] | None = None
+        self._asked = threading.Event()
+        self._announced = False
+        self.starts = 0
+
+    def run(self) -> int:
+        """Supervise until the end; return the exit status for this process."""
+        if self._config.key_fd is not None:
+            # A pipe is read once, and there may be several children.
+            self._key = trust_from_key_pipe(self._config.key_fd).pairing.key
+        self._forward_signals()
+        record = Record(self._policy)
+        while True:
+            status, ready, served_s = self._run_child()
+            if self._asked.is_set():
+                return 0
+            pause = record.ended(status, ready, served_s)
+            if pause is None:
+                return self._last_word(status, record)
+            log.warning(
+                "the producer failed and is started again",
+                extra={"status": status, "failures": record.failures, "pause_s": pause},
+            )
+            if self._asked.wait(pause):
+                return 0
+
+    def _last_word(self, status: int, record: Record) -> int:
+        if record.failures >= self._policy.failed_starts:
+            logs.complain(
+                EngineFault(
+                    f"The producer failed {record.failures} times in a row and stays off.",
+                    reason="producer_latched_off",
+                    found=f"signal {-status}" if status < 0 else f"exit status {status}",
+                    hint="See its log above; restart the machine if its device hangs.",
+                )
+            )
+            return EXIT_ENGINE_FAULT
+        return status
+
+    def _run_child(self) -> tuple[int, bool, float]:
+        """Start one child and wait for its end: status, whether it was ready, and how long."""
+        lifeline, held = os.pipe()
+        config = replace(self._config, lifeline_fd=lifeline)
+        passed = [lifeline]
+        if self._key is not None:
+            key_end, writing = os.pipe()
+            os.write(writing, self._key)
+            os.close(writing)
+            passed.append(key_end)
+            config = replace(config, key_fd=key_end)
+        self.starts += 1
+        try:
+            child = subprocess.Popen(
+                self._command(config),
+                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                text=True,
+                process_group=0,  # a terminal's Ctrl-C reaches the child through us only
+            )
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+        self._child = child
+        if self._asked.is_set():
+            child.terminate()
+        try:
+            ready_at = self._read_stdout(child)
+            status = child.wait()
+        finally:
+            os.close(held)
+            self._child = None
+        served_s = 0.0 if ready_at is None else time.monotonic() - ready_at
+        return status, ready_at is not None, served_s
+
+    def _read_stdout(self, child: subprocess.Popen[str]) -> float | None:
+        """Read until the child closes its stdout; return when it said that it is ready."""
+        assert child.stdout is not None
+        ready_at = None
+        with child.stdout as lines:
+            for line in lines:
+                if line.startswith("ready ") and ready_at is None:
+                    ready_at = time.monotonic()
+                    self._keep_port(line.split()[1])
+                    if not self._announced:
+                        self._announced = True
+                        print(line.rstrip(), flush=True)
+        return ready_at
+
+    def _keep_port(self, url: str) -> None:
+        """Have later children use the port that the first one got."""
+        port = int(url.rsplit(":", 1)[1])
+        self._config = replace(self._config, port=port)
+
+    def _forward_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            first = not self._asked.is_set()
+            self._asked.set()
+            child = self._child
+            if child is not None and child.poll() is None:
+                child.send_signal(number)
+                if first:
+                    self._kill_later(child)
+
+        for number in _SIGNALS:
+            signal.signal(number, forward)
+
+    def _kill_later(self, child: subprocess.Popen[str]) -> None:
+        """End a child that does not go by itself."""
+        timer = threading.Timer(self._policy.grace_s, child.kill)
+        timer.daemon = True
+        timer.start()
+
+
+def child_command(config: ProducerConfig) -> list[str]:
+    """The command that runs a producer without supervision."""
+    return [sys.executable, "-m", "gb10_producer", "--no-supervisor", *config.arguments()]
+
+
+def run(config: ProducerConfig) -> int:
+    """Supervise a producer of ``config``; return the exit status of this process."""
+    logs.configure(config.log_level)
+    return Supervisor(config).run()
