@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from protocol.architectures import Architecture, resolve, text_config
 from protocol.errors import ConfigError
@@ -73,43 +73,36 @@ def read_checkpoint(
 
     Digests are remembered in the file ``digest_cache`` by path, size, modification time and
     inode. Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
-    ``architecture_unsupported``, ``quantisation_unsupported``, ``weights_truncated``,
-    ``weights_dtype_unsupported``.
+    ``config_incomplete``, ``architecture_unsupported``, ``quantisation_unsupported``,
+    ``weights_truncated``, ``weights_dtype_unsupported``.
     """
-    raw = read_config(model_dir)
-    config = _decode_floats(raw)
-    architecture = resolve(config)
-    quantisation = _quantisation(config)
-    weight_files = _weight_files(model_dir)
-    tensors = _all_headers(weight_files)
-    dtype = _kv_dtype(tensors)
-    architecture.refuse_tensors(config, {name: tuple(e["shape"]) for name, e in tensors.items()})
-    layout = architecture.layout(config, dtype)
-    max_context = int(text_config(config)["max_position_embeddings"])
+    found = _inspect(model_dir)
+    layout = found.architecture.layout(found.config, found.dtype)
+    max_context = _max_context(found.config)
     tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
     tokenizer_files += sorted(model_dir.glob("*.tiktoken"))
     tokenizer_files = [path for path in tokenizer_files if path.is_file()]
-    digests = _digests([*weight_files, *tokenizer_files], digest_cache, progress)
+    digests = _digests([*found.weight_files, *tokenizer_files], digest_cache, progress)
     identity = identity_from_parts(
-        raw,
-        weight_files=[(p.name, p.stat().st_size, digests[p]) for p in weight_files],
+        found.raw,
+        weight_files=[(p.name, p.stat().st_size, digests[p]) for p in found.weight_files],
         tokenizer_files=[(p.name, digests[p]) for p in tokenizer_files],
         chat_template=read_chat_template(model_dir),
         layout=layout,
-        dtype=dtype,
+        dtype=found.dtype,
         max_context=max_context,
     )
     return Checkpoint(
         path=model_dir,
-        config=config,
-        architecture=architecture,
+        config=found.config,
+        architecture=found.architecture,
         layout=layout,
-        dtype=dtype,
-        quantisation=quantisation,
+        dtype=found.dtype,
+        quantisation=found.quantisation,
         max_context=max_context,
         identity=identity,
-        weight_files=weight_files,
-        nbytes=sum(path.stat().st_size for path in weight_files),
+        weight_files=found.weight_files,
+        nbytes=sum(path.stat().st_size for path in found.weight_files),
     )
 
 
@@ -118,9 +111,41 @@ def read_layout(model_dir: Path) -> Layout:
 
     Raises ``ConfigError`` as :func:`read_checkpoint` does.
     """
-    config = _decode_floats(read_config(model_dir))
+    found = _inspect(model_dir)
+    return found.architecture.layout(found.config, found.dtype)
+
+
+class _Inspected(NamedTuple):
+    """What configuration and headers say; ``raw`` is the file, ``config`` with real floats."""
+
+    raw: dict[str, Any]
+    config: dict[str, Any]
+    architecture: Architecture
+    quantisation: dict[str, Any] | None
+    weight_files: tuple[Path, ...]
+    dtype: Dtype
+
+
+def _inspect(model_dir: Path) -> _Inspected:
+    raw = read_config(model_dir)
+    config = _decode_floats(raw)
     architecture = resolve(config)
-    return architecture.layout(config, _kv_dtype(_all_headers(_weight_files(model_dir))))
+    quantisation = _quantisation(config)
+    weight_files = _weight_files(model_dir)
+    tensors = _all_headers(weight_files)
+    dtype = _kv_dtype(tensors)
+    architecture.refuse_tensors(config, {name: tuple(e["shape"]) for name, e in tensors.items()})
+    return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
+
+
+def _max_context(config: dict[str, Any]) -> int:
+    name = "max_position_embeddings"
+    found = text_config(config).get(name)
+    if not isinstance(found, int) or found < 1:
+        raise ConfigError(
+            f"config.json names no {name}", reason="config_incomplete", field=name, found=found
+        )
+    return found
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,8 +40,8 @@ def _accept_tensors(_config: Config, _shapes: Shapes) -> None:
 class Architecture:
     """How one architecture carries over from torch to mlx-lm.
 
-    ``layout(config, dtype)`` declares the caches that mlx-lm makes; the decoder measures its
-    own and refuses to start where they differ. ``fields(config)`` are configuration fields
+    ``stack(config, dtype)`` declares the caches that mlx-lm makes; the decoder measures its own
+    and refuses to start where they differ. ``fields(config)`` are configuration fields
     that mlx-lm must be told, ``defaults`` those that it must be told where the file is silent,
     because its own default is not transformers'. ``refuse(config)`` raises ``ConfigError`` for
     a variant that does not carry over, ``refuse_tensors(config, shapes)`` for such weights.
@@ -60,7 +61,7 @@ class Architecture:
     """
 
     name: str
-    layout: Callable[[Config, Dtype], Layout]
+    stack: Callable[[Config, Dtype], Layout]
     fields: Callable[[Config], Config] = _nothing
     defaults: Mapping[str, Any] = field(default_factory=dict)
     refuse: Callable[[Config], None] = _accept
@@ -71,6 +72,11 @@ class Architecture:
     row_transform: RowTransform = "none"
     state_transform: StateTransform = "none"
     note: str = ""
+
+    def layout(self, config: Config, dtype: Dtype) -> Layout:
+        """The declared layout. Raises ``ConfigError`` (``config_incomplete``)."""
+        with _complete(config):
+            return self.stack(config, dtype)
 
     def mlx_overrides(self, config: Config) -> Config:
         """Fields for ``mlx_lm.utils.load_model(path, model_config=...)``; no file is edited.
@@ -85,7 +91,14 @@ class Architecture:
         return {"text_config": text | fields}
 
     def check(self, config: Config) -> None:
-        """Raise ``ConfigError`` (``architecture_unsupported``) for a refused variant."""
+        """Raise ``ConfigError`` for a refused variant or a field that is missing.
+
+        Reasons: ``architecture_unsupported``, ``config_incomplete``.
+        """
+        with _complete(config):
+            self._check(config)
+
+    def _check(self, config: Config) -> None:
         text = text_config(config)
         for name in ("hidden_act", "hidden_activation"):
             found = text.get(name)
@@ -96,6 +109,20 @@ class Architecture:
         self.refuse(config)
         # What cannot be told to mlx-lm (a RoPE type, say) is refused before anything is loaded.
         self.mlx_overrides(config)
+
+
+@contextmanager
+def _complete(config: Config) -> Iterator[None]:
+    """Turn a missing field into a ``ConfigError`` that names it."""
+    try:
+        yield
+    except KeyError as error:
+        missing = str(error.args[0])
+        raise ConfigError(
+            f"{config.get('model_type', 'unknown')}: config.json lacks {missing}",
+            reason="config_incomplete",
+            field=missing,
+        ) from error
 
 
 def text_config(config: Config) -> Config:

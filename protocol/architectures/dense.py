@@ -186,14 +186,14 @@ _UNTIED = {"tie_word_embeddings": False}
 DENSE = (
     Architecture(
         "llama",
-        layout=all_full,
+        stack=all_full,
         fields=_llama_fields,
         defaults=_UNTIED,
         torch_tweaks=("yarn_truncate",),
     ),
     Architecture(
         "qwen2",
-        layout=all_full,
+        stack=all_full,
         fields=flat(),
         defaults=_UNTIED,
         torch_tweaks=("yarn_truncate", "no_sliding_window"),
@@ -201,7 +201,7 @@ DENSE = (
     ),
     Architecture(
         "qwen3",
-        layout=all_full,
+        stack=all_full,
         fields=flat(),
         defaults=_UNTIED,
         torch_tweaks=("yarn_truncate", "no_sliding_window"),
@@ -209,7 +209,7 @@ DENSE = (
     ),
     Architecture(
         "gemma3_text",
-        layout=by_types(_gemma3_types),
+        stack=by_types(_gemma3_types),
         fields=_gemma3_fields,
         defaults={"sliding_window": 4096, "max_position_embeddings": 131072},
         activations=GELU_TANH,
@@ -218,7 +218,7 @@ DENSE = (
     ),
     Architecture(
         "gemma2",
-        layout=all_full,
+        stack=all_full,
         fields=lambda config: {"rope_theta": plain(config)},
         defaults={"query_pre_attn_scalar": 256},
         activations=GELU_TANH,
@@ -227,12 +227,12 @@ DENSE = (
     ),
     Architecture(
         "cohere2",
-        layout=by_types(_cohere2_types),
+        stack=by_types(_cohere2_types),
         fields=_cohere2_fields,
     ),
     Architecture(
         "exaone4",
-        layout=by_types(_exaone4_types),
+        stack=by_types(_exaone4_types),
         fields=_exaone4_fields,
         refuse=_exaone4_refusals,
         defaults=_UNTIED,
@@ -240,7 +240,7 @@ DENSE = (
     ),
     Architecture(
         "smollm3",
-        layout=all_full,
+        stack=all_full,
         fields=_smollm3_fields,
         defaults={"tie_word_embeddings": True},
         torch_tweaks=("yarn_truncate", "no_sliding_window"),
@@ -248,14 +248,14 @@ DENSE = (
     ),
     Architecture(
         "olmo3",
-        layout=by_types(_olmo3_types),
+        stack=by_types(_olmo3_types),
         fields=_olmo3_fields,
         refuse=_olmo3_refusals,
         torch_tweaks=("yarn_truncate",),
     ),
     Architecture(
         "mistral",
-        layout=all_full,
+        stack=all_full,
         fields=_llama_fields,
         defaults=_UNTIED,
         torch_tweaks=("yarn_truncate", "no_sliding_window"),
@@ -263,7 +263,7 @@ DENSE = (
     ),
     Architecture(
         "ministral3",
-        layout=all_full,
+        stack=all_full,
         fields=_mistral3_fields,
         refuse=_ministral3_refusals,
         defaults=_UNTIED,
@@ -272,7 +272,7 @@ DENSE = (
     ),
     Architecture(
         "mistral3",
-        layout=all_full,
+        stack=all_full,
         fields=_mistral3_fields,
         refuse=_mistral3_refusals,
         defaults=_UNTIED,
@@ -281,7 +281,7 @@ DENSE = (
     ),
     Architecture(
         "muse_glimmer",
-        layout=by_types(_muse_types),
+        stack=by_types(_muse_types),
         fields=_muse_fields,
         refuse=_muse_refusals,
         mlx_weights=("drop_vision",),

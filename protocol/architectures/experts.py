@@ -77,7 +77,7 @@ _UNTIED = {"tie_word_embeddings": False}
 EXPERTS = (
     Architecture(
         "qwen3_moe",
-        layout=all_full,
+        stack=all_full,
         fields=_qwen3_moe_fields,
         defaults=_UNTIED,
         torch_tweaks=("no_sliding_window",),
@@ -85,7 +85,7 @@ EXPERTS = (
     ),
     Architecture(
         "gpt_oss",
-        layout=by_types(_gpt_oss_types),
+        stack=by_types(_gpt_oss_types),
         fields=_gpt_oss_fields,
         refuse=_gpt_oss_refusals,
         defaults={"sliding_window": 128, "num_experts_per_tok": 4},
@@ -95,7 +95,7 @@ EXPERTS = (
     ),
     Architecture(
         "afmoe",
-        layout=by_types(_afmoe_types),
+        stack=by_types(_afmoe_types),
         fields=_afmoe_fields,
         defaults={
             "sliding_window": 1024,
@@ -109,7 +109,7 @@ EXPERTS = (
     ),
     Architecture(
         "deepseek_v3",
-        layout=latent,
+        stack=latent,
         fields=flat(),
         refuse=_deepseek_refusals,
         defaults={
@@ -126,7 +126,7 @@ EXPERTS = (
     ),
     Architecture(
         "glm4_moe",
-        layout=all_full,
+        stack=all_full,
         fields=_glm4_fields,
     ),
 )

@@ -208,7 +208,7 @@ def _falcon_tensors(config: Config, shapes: Shapes) -> None:
 RECURRENT = (
     Architecture(
         "qwen3_next",
-        layout=_qwen_layout,
+        stack=_qwen_layout,
         fields=_qwen3_next_fields,
         defaults={"norm_topk_prob": True},
         torch_tweaks=("yarn_truncate",),
@@ -216,7 +216,7 @@ RECURRENT = (
     ),
     Architecture(
         "qwen3_5",
-        layout=_qwen_layout,
+        stack=_qwen_layout,
         fields=_qwen3_5_fields,
         defaults={"linear_num_value_heads": 32, "linear_key_head_dim": 128, "head_dim": 256},
         state_transform="delta_net",
@@ -224,13 +224,13 @@ RECURRENT = (
     ),
     Architecture(
         "lfm2",
-        layout=_lfm2_layout,
+        stack=_lfm2_layout,
         fields=_lfm2_fields,
         state_transform="short_conv",
     ),
     Architecture(
         "granitemoehybrid",
-        layout=_granite_layout,
+        stack=_granite_layout,
         fields=_granite_fields,
         refuse=_granite_refusals,
         defaults={"time_step_limit": [0.0, float("inf")], "tie_word_embeddings": False},
@@ -238,7 +238,7 @@ RECURRENT = (
     ),
     Architecture(
         "falcon_h1",
-        layout=_falcon_layout,
+        stack=_falcon_layout,
         fields=flat(),
         refuse=_falcon_refusals,
         refuse_tensors=_falcon_tensors,
