@@ -139,7 +139,9 @@ class Pool:
                     raise Cancelled("the request was withdrawn")
                 if self._total() == 0:
                     self._refuse_while_down()
-                if not self._lent and self._total() < self._most:
+                # The first one is being opened: it will do, or say why not.
+                first = self._total() == self._opening > 0
+                if not first and not self._lent and self._total() < self._most:
                     self._opening += 1
                     break
                 self._changed.wait(_LOOK_S)
