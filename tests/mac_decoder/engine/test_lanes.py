@@ -1,0 +1,234 @@
+"""The remote lane through the engine: equal to the local one, and never worse than it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.handoff.link import LinkState
+from protocol.checkpoint import read_checkpoint
+from protocol.errors import BatonError, CapacityError, IdentityMismatch, TransferError
+from protocol.layout import payload_bytes
+from tests.mac_decoder.engine.drive import all_told, ask, loaded_copy, prompt, running, told
+from tests.mac_decoder.engine.links import BrokenLink, CopyingLink, refused
+
+MODELS = ("llama", "muse_glimmer")
+ALWAYS = EngineSettings(prefill_step=64, remote_threshold=1)
+
+Checkpoint = Callable[..., Path]
+
+
+def link_for(path: Path, *prompts: tuple[int, ...], tile: int = 64) -> CopyingLink:
+    """A link that knows the rows of ``prompts``."""
+    loaded = loaded_copy(path)
+    link = CopyingLink(loaded.layout, tile)
+    for tokens in prompts:
+        link.prepare(loaded, tokens)
+    return link
+
+
+@pytest.mark.both_blas
+@pytest.mark.parametrize("name", MODELS)
+def test_the_remote_lane_gives_what_the_local_one_gives(checkpoint: Checkpoint, name: str) -> None:
+    """Same tiles, same rows: same tokens, also past the window and in company."""
+    path = checkpoint(name)
+    prompts = [prompt(length, length) for length in (2, 31, 33, 34, 64, 65, 129, 300)]
+    link = link_for(path, *prompts)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            for tokens in prompts:
+                local = await told(engine, ask(tokens, 30, lane="local"))
+                remote = await told(engine, ask(tokens, 30))
+                assert remote.tokens == local.tokens, len(tokens)
+                report = remote.finished.report
+                assert report.source == "remote"
+                assert report.reasons == ("above_threshold",)
+                assert report.prefilled_tokens == len(tokens) - 1
+                sent = payload_bytes(link.layout, 0, len(tokens) - 1)
+                assert report.transferred_bytes == sent
+                assert set(report.phases) == {
+                    "queue",
+                    "compute",
+                    "wire",
+                    "verify",
+                    "install",
+                    "boundary_decode",
+                }
+                # What the link itself does not account for is not in its phases.
+                assert 0 < sum(report.phases.values()) <= report.ttft_ms + 1
+            assert [handoff.ended for handoff in link.handoffs] == ["committed"] * len(prompts)
+            assert engine.status()["handoffs"] == len(prompts)
+
+    asyncio.run(main())
+
+
+def test_many_at_once_share_the_lane(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    prompts = [prompt(40 + 30 * n, n) for n in range(6)]
+    link = link_for(path, *prompts)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            local = [await told(engine, ask(tokens, 15, lane="local")) for tokens in prompts]
+            lanes = ("remote", "local", "auto", "remote", "local", "auto")
+            mixed = await all_told(
+                engine,
+                [ask(tokens, 15, lane=lane) for tokens, lane in zip(prompts, lanes, strict=True)],
+            )
+            assert [t.tokens for t in mixed] == [t.tokens for t in local]
+            sources = [t.finished.report.source for t in mixed]
+            assert sources == ["remote", "local", "remote", "remote", "local", "remote"]
+
+    asyncio.run(main())
+
+
+def test_a_prompt_of_one_token_asks_nobody(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            found = await told(engine, ask((7,), 5, lane="remote"))
+            assert len(found.tokens) == 5
+            report = found.finished.report
+            assert (report.source, report.prefilled_tokens) == ("local", 0)
+            assert report.reasons == ("nothing_to_prefill",)
+            assert not link.handoffs
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransferError("gone", reason="connection_lost"),
+        IdentityMismatch("other weights", reason="weights_differ"),
+        CapacityError("full", reason="producer_full"),
+    ],
+    ids=lambda error: error.reason,
+)
+@pytest.mark.parametrize("lane", ["auto", "remote"])
+def test_a_failed_handoff_becomes_local_prefill_with_its_reason(
+    checkpoint: Checkpoint, error: BatonError, lane: str
+) -> None:
+    path = checkpoint("llama")
+    link = refused(error, read_checkpoint(path).layout)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            local = await told(engine, ask(prompt(80), 12, lane="local"))
+            found = await told(engine, ask(prompt(80), 12, lane=lane))  # type: ignore[arg-type]
+            assert found.tokens == local.tokens
+            report = found.finished.report
+            assert report.source == "local"
+            assert report.reasons[-1] == error.reason
+            assert report.transferred_bytes == 0
+            assert "failed_handoff" in report.phases
+            assert engine.status()["fallbacks"] == {error.reason: 1}
+
+    asyncio.run(main())
+
+
+def test_a_link_that_is_down_is_not_asked(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path)
+    link.state = LinkState("down", "producer_down")
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            found = await told(engine, ask(prompt(80), 3))
+            assert found.finished.report.reasons == ("producer_down",)
+            assert engine.status()["fallbacks"] == {"producer_down": 1}
+            assert engine.status()["link"] == {"state": "down", "reason": "producer_down"}
+
+    asyncio.run(main())
+
+
+def test_a_defect_in_the_link_is_not_the_requests(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = BrokenLink(read_checkpoint(path).layout)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            found = await told(engine, ask(prompt(80), 3))
+            assert found.finished.report.reasons[-1] == "handoff_broke"
+            assert engine.ready()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shadow_that_is_not_full_installs_nothing(checkpoint: Checkpoint, name: str) -> None:
+    path = checkpoint(name)
+    link = link_for(path, prompt(80))
+    link.corrupt = True
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            local = await told(engine, ask(prompt(80), 12, lane="local"))
+            found = await told(engine, ask(prompt(80), 12))
+            assert found.tokens == local.tokens
+            assert found.finished.report.reasons[-1] == "shadow_incomplete"
+            assert [handoff.ended for handoff in link.handoffs] == ["shadow_incomplete"]
+            link.corrupt = False
+            again = await told(engine, ask(prompt(80), 12))
+            assert again.tokens == local.tokens
+            assert again.finished.report.source == "remote"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_during_a_handoff_withdraws_it(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path, prompt(80), prompt(90, 1))
+    link.hold = threading.Event()
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            stream = engine.submit(ask(prompt(80), 5))
+            queued = engine.submit(ask(prompt(90, 1), 5))
+            others = asyncio.ensure_future(told(engine, ask(prompt(30), 5, lane="local")))
+            assert len((await asyncio.wait_for(others, 5)).tokens) == 5
+            assert engine.status()["fetching"]
+            queued.cancel()
+            stream.cancel()
+            while link.cancellations == 0:
+                await asyncio.sleep(0.01)
+            link.hold = None
+            found = await asyncio.wait_for(told(engine, ask(prompt(80), 5)), 5)
+            assert found.finished.report.source == "remote"
+            assert engine.status()["cache_bytes_reserved"] == 0
+            assert len(link.handoffs) == 1
+
+    asyncio.run(main())
+
+
+def test_a_handoff_that_ends_after_its_client_left_is_discarded(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path, prompt(80))
+    gate = threading.Event()
+
+    class Late(CopyingLink):
+        def fetch(self, tokens, shadow, *, request_id="", cancelled=None, progress=None):
+            gate.wait(5)
+            return super().fetch(tokens, shadow)
+
+    late = Late(**{f.name: getattr(link, f.name) for f in dataclasses.fields(link)})
+
+    async def main() -> None:
+        async with running(path, ALWAYS, late) as engine:
+            stream = engine.submit(ask(prompt(80), 5))
+            await told(engine, ask(prompt(5), 1, lane="local"))
+            stream.cancel()
+            gate.set()
+            await told(engine, ask(prompt(80), 1))
+            assert [handoff.ended for handoff in late.handoffs] == ["cancelled", "committed"]
+
+    asyncio.run(main())
