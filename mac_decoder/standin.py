@@ -118,9 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
             "last_fault": standing.last_fault,
         }
         if path == "/health":
-            self._send(200, {"status": "ok", **shown}, standing)
+            self._send(200, {"status": "alive", **shown}, standing)
         elif path == "/ready":
-            self._send(503, {"ready": False, **shown}, standing)
+            self._send(503, {"status": "not_ready", **shown}, standing)
         else:
             error = {
                 "message": standing.message,

@@ -84,6 +84,7 @@ class Wire:
         self._allowance = float(_CONTROL_BURST)
         self._allowance_at = time.monotonic()
         self._ping_sent_at: float | None = None
+        self._until = 0.0
         self.round_trip_s: float | None = None
         self.last_heard = time.monotonic()
         """Monotonic time at which the last bytes came."""
@@ -162,6 +163,8 @@ class Wire:
             self._send_waiting()
             if self._outbox and not self.buffered:
                 return None
+        # A peer that sends byte by byte is always readable: the clock decides, not the socket.
+        self._until = time.monotonic() + POLL_S
         while True:
             if self._texts:
                 return self._texts.pop(0)
@@ -171,9 +174,9 @@ class Wire:
                 arrived, self._arriving = self._arriving, None
                 return arrived
             if self._unfed:
-                if not self._feed_frame():
+                if self._late() or not self._feed_frame():
                     return None
-            elif not self._next_frame(admit, text_limit):
+            elif self._late() or not self._next_frame(admit, text_limit):
                 return None
 
     def abandon_payload(self) -> None:
@@ -278,11 +281,15 @@ class Wire:
             if count is None:
                 return False
             self._rest = self._rest[count:]
+            if self._rest and self._late():
+                return False
         while self._dropping:
             count = self._receive_some(self._ahead[: min(self._dropping, _AHEAD_BYTES)])
             if count is None:
                 return False
             self._dropping -= count
+            if self._dropping and self._late():
+                return False
         self._rest = None
         return True
 
@@ -383,7 +390,12 @@ class Wire:
             if got is None:
                 return False
             self._stop += got
+            if self._late() and self._stop - self._start < count:
+                return False
         return True
+
+    def _late(self) -> bool:
+        return time.monotonic() >= self._until
 
     def _receive_some(self, into: memoryview) -> int | None:
         return self._heard(self._transport.receive, into)

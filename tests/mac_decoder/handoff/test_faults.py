@@ -31,7 +31,7 @@ from tests.mac_decoder.handoff.producer import (
 
 TOKENS = list(range(1, 52))
 END = 50
-HURRIED = replace(TIMING, base_s=0.7, per_token_s=0.0)
+HURRIED = replace(TIMING, idle_s=5.0, base_s=0.7, per_token_s=0.0)
 Script = Callable[[Peer, Requested], None]
 
 

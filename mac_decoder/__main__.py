@@ -1,0 +1,36 @@
+"""``python -m mac_decoder``: the supervisor, or with ``--child N`` the node that it started."""
+
+from __future__ import annotations
+
+import sys
+
+from mac_decoder import supervisor
+from mac_decoder.config import EXIT_CONFIG, config_from
+from mac_decoder.reporting import complain, start_logging
+from protocol.errors import ConfigError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what the arguments ask for; the exit status (see ``supervisor.run``, ``node.run``)."""
+    args = sys.argv[1:] if argv is None else argv
+    try:
+        if len(args) == 2 and args[0] == "--child" and args[1].isdecimal():
+            return _child(int(args[1]))
+        config = config_from(args)
+        start_logging(config.log_level)
+        return supervisor.run(config)
+    except ConfigError as error:
+        complain(error)
+        return EXIT_CONFIG
+
+
+def _child(descriptor: int) -> int:
+    start, listening, channel = supervisor.take_over(descriptor)
+    # Only here: the supervisor itself never loads MLX.
+    from mac_decoder import node
+
+    return node.run(start.config, listening, channel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""The decoder's process: the only place where its concrete objects meet.
+
+Checkpoint, link, engine and endpoint are made here, in this order, and ended in the reverse
+one. Under a supervisor the listening socket and a control channel are inherited; without one
+the node opens the socket itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from mac_decoder import control, endpoint
+from mac_decoder.api.app import create_app
+from mac_decoder.api.settings import ApiSettings
+from mac_decoder.config import EXIT_CONFIG, DecoderConfig, is_loopback
+from mac_decoder.engine import model
+from mac_decoder.engine.facade import Engine
+from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.handoff.client import ProducerLink
+from mac_decoder.handoff.connection import Producer
+from mac_decoder.handoff.generations import Generations
+from mac_decoder.handoff.trust import Trust, trust_of_file, trust_of_key
+from mac_decoder.reporting import complain, start_logging
+from protocol.checkpoint import Checkpoint, read_checkpoint
+from protocol.errors import (
+    EXIT_ENGINE_FAULT,
+    Cancelled,
+    ConfigError,
+    EngineFault,
+)
+
+log = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+_DRAIN_S: Final = 3
+"""How long answers that are being written may take once the node stops."""
+
+_STOP_S: Final = 8.0
+"""When a stop that hangs, in native code say, is cut short."""
+
+_TELL_EVERY_S: Final = 2.0
+
+
+def run(
+    config: DecoderConfig,
+    listening: socket.socket | None = None,
+    channel: socket.socket | None = None,
+) -> int:
+    """Serve until SIGTERM, SIGINT, a fault, or the end of ``channel``; the exit status.
+
+    0 after a stop, 75 after an engine fault, 78 for what the user must change first. Prints
+    ``ready URL`` on standard output once a token can be generated.
+    """
+    start_logging(config.log_level)
+    faulthandler.enable()
+    node: _Node | None = None
+    try:
+        sock = endpoint.listen(config) if listening is None else listening
+        node = _Node(config, sock, channel)
+        return asyncio.run(node.run())
+    except ConfigError as error:
+        complain(error)
+        return EXIT_CONFIG
+    except EngineFault as error:
+        complain(error)
+        return EXIT_ENGINE_FAULT
+    finally:
+        if node is not None and node.last_resort is not None:
+            node.last_resort.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the node decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Node:
+    def __init__(
+        self, config: DecoderConfig, listening: socket.socket, channel: socket.socket | None
+    ) -> None:
+        self._config = config
+        self._listening = listening
+        self._url = endpoint.url_of(listening)
+        self._channel = channel
+        self._stopping = asyncio.Event()
+        self._told_to_go = asyncio.Event()
+        self.last_resort: threading.Timer | None = None
+
+    async def run(self) -> int:
+        self._listen_to_signals()
+        self._listen_to_supervisor()
+        try:
+            checkpoint = await asyncio.to_thread(self._read_checkpoint)
+        except Cancelled:
+            return EXIT_OK
+        link = self._make_link(checkpoint)
+        engine = Engine(partial(model.load, checkpoint), self._engine_settings(), link)
+        server = _Server(self._server_config(engine, checkpoint))
+        try:
+            return await self._serve(engine, server, link)
+        finally:
+            if link is not None:
+                await asyncio.to_thread(link.close)
+            log.info("stopped")
+
+    async def _serve(self, engine: Engine, server: _Server, link: ProducerLink | None) -> int:
+        serving = asyncio.create_task(server.serve(sockets=[self._listening]))
+        stopping = asyncio.create_task(self._stopping.wait())
+        tasks = [serving, stopping]
+        status = EXIT_OK
+        try:
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            await self._take_the_port()
+            tasks.append(starting := asyncio.create_task(engine.start()))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return EXIT_OK
+            starting.result()
+            if link is not None:
+                link.start()
+            self._tell_ready()
+            tasks.append(failing := asyncio.create_task(engine.failed()))
+            await asyncio.wait([serving, stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                log.error("engine fault (%s): stopping", failing.result().reason)
+                status = EXIT_ENGINE_FAULT
+            return status
+        finally:
+            self._cut_short(status)
+            # First the engine: open streams then end with an error event, not with a reset.
+            await engine.close()
+            server.should_exit = True
+            await serving
+            for task in tasks[1:]:
+                task.cancel()
+
+    def _cut_short(self, status: int) -> None:
+        """End the process with ``status`` if the stop that begins now hangs."""
+        self.last_resort = threading.Timer(_STOP_S, os._exit, (status,))
+        self.last_resort.daemon = True
+        self.last_resort.start()
+
+    # Parts
+
+    def _read_checkpoint(self) -> Checkpoint:
+        cache = self._config.state_path / "digests.json"
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"the state directory cannot be made: {error.strerror}",
+                reason="state_dir_unusable",
+                field="state-dir",
+                found=cache.parent,
+                hint="give another one with --state-dir",
+            ) from error
+        return read_checkpoint(Path(self._config.model), cache, self._hashing_progress())
+
+    def _hashing_progress(self) -> Callable[[int, int], None]:
+        told_at = time.monotonic()
+
+        def report(done: int, total: int) -> None:
+            nonlocal told_at
+            if self._stopping.is_set():
+                raise Cancelled("the node stops")
+            if time.monotonic() - told_at > _TELL_EVERY_S and total:
+                told_at = time.monotonic()
+                log.info("reading the weights' digests: %d %%", 100 * done // total)
+
+        return report
+
+    def _make_link(self, checkpoint: Checkpoint) -> ProducerLink | None:
+        url = self._config.producer
+        if url is None:
+            return None
+        trust = self._trust(url)
+        producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
+        pairing = trust.pairing
+        path = self._config.state_path / "generations.json"
+        return ProducerLink(producer, Generations(path, pairing.key, pairing.epoch))
+
+    def _trust(self, url: str) -> Trust:
+        if self._config.pairing is not None:
+            return trust_of_file(Path(self._config.pairing), secure=url.startswith("wss:"))
+        assert self._config.key is not None  # config.check saw to it
+        return trust_of_key(self._config.key)
+
+    def _engine_settings(self) -> EngineSettings:
+        config = self._config
+        return EngineSettings(
+            prefill_step=config.prefill_step,
+            max_active=config.max_concurrent,
+            max_waiting=config.max_waiting,
+            cache_bytes=config.cache_bytes,
+            remote_threshold=config.remote_threshold,
+        )
+
+    def _server_config(self, engine: Engine, checkpoint: Checkpoint) -> uvicorn.Config:
+        config = self._config
+        own = () if is_loopback(config.host) else (config.host,)
+        app = create_app(
+            engine,
+            served_name=config.served_name or checkpoint.name,
+            settings=ApiSettings(
+                hosts=(*config.hosts, *own),
+                origins=config.origins,
+                api_keys=config.api_keys,
+                default_max_tokens=config.default_max_tokens,
+                default_temperature=config.default_temperature,
+                lane=config.lane,
+            ),
+        )
+        return uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+
+    # The world outside
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+
+    def _listen_to_supervisor(self) -> None:
+        if self._channel is None:
+            return
+        channel, lines = self._channel, control.Lines()
+        channel.setblocking(False)
+        loop = asyncio.get_running_loop()
+
+        def heard() -> None:
+            try:
+                data = channel.recv(4096)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                # The supervisor is dead; a decoder that nobody watches must not stay.
+                loop.remove_reader(channel)
+                self._stopping.set()
+                self._told_to_go.set()
+            elif control.GO in lines.take(data):
+                self._told_to_go.set()
+
+        loop.add_reader(channel, heard)
+
+    async def _take_the_port(self) -> None:
+        """From here on this process answers clients; the supervisor has stopped doing so."""
+        if self._channel is not None:
+            control.send_line(self._channel, control.SERVING)
+            await self._told_to_go.wait()
+
+    def _tell_ready(self) -> None:
+        if self._channel is not None:
+            control.send_line(self._channel, control.READY)
+        log.info("ready at %s", self._url)
+        with contextlib.suppress(BrokenPipeError):  # nobody waits for the line
+            print(f"ready {self._url}", flush=True)

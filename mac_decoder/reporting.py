@@ -1,0 +1,26 @@
+"""What the decoder's processes write for people: log lines and complaints, to standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from protocol.errors import BatonError
+
+
+def start_logging(level: str) -> None:
+    """Log to standard error, one line an event, from ``level`` on."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    # uvicorn tells of its start and stop, which ours does better.
+    logging.getLogger("uvicorn").setLevel("WARNING")
+
+
+def complain(error: BatonError) -> None:
+    """Say what is wrong, its reason code, and what helps."""
+    hint = f"\n  {error.hint}" if error.hint else ""
+    print(f"baton serve: {error.message} ({error.reason}){hint}", file=sys.stderr, flush=True)

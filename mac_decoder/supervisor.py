@@ -1,0 +1,240 @@
+"""The decoder's parent process: it owns the port, and outlives what Metal may abort.
+
+It opens the listening socket once, starts the node as a child that inherits it, and starts it
+again after an engine fault (exit 75) or a death by any signal, with growing pauses, at most
+three times in a row. Whenever no child answers, it answers itself: nobody is ever refused a
+connection, and ``/ready`` is never true too early or too long. A child that says that the
+configuration must be changed (exit 78) ends the supervisor with the same status.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mac_decoder import control, endpoint
+from mac_decoder.config import EXIT_CONFIG, DecoderConfig
+from mac_decoder.restarts import Restarts, described
+from mac_decoder.standin import StandIn, Standing, State
+from protocol.errors import EXIT_ENGINE_FAULT, ConfigError
+
+log = logging.getLogger(__name__)
+
+_GRACE_S: Final = 10.0
+"""From SIGTERM to SIGKILL."""
+
+_COMMAND: Final = (sys.executable, "-m", "mac_decoder", "--child")
+
+
+@dataclass
+class _Child:
+    """A running node and the supervisor's end of its channel."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    lines: control.Lines = field(default_factory=control.Lines)
+    ready_at: float | None = None
+
+
+def run(config: DecoderConfig, command: Sequence[str] = _COMMAND) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status.
+
+    0 after a stop, 78 for what the user must change first, 75 if it was stopped after it had
+    given up on its child. ``command`` starts a child; the number of its channel's descriptor
+    is appended. Raises ``ConfigError`` if the port cannot be had. Main thread only.
+    """
+    listening = endpoint.listen(config)
+    wake_in, wake_out = socket.socketpair()
+    wake_out.setblocking(False)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    previous_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
+    supervisor = _Supervisor(config, listening, wake_in, command)
+    try:
+        for number in numbers:
+            signal.signal(number, supervisor.stop)
+        return supervisor.run()
+    finally:
+        signal.set_wakeup_fd(previous_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for opened in (listening, wake_in, wake_out):
+            opened.close()
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        listening: socket.socket,
+        wake: socket.socket,
+        command: Sequence[str],
+    ) -> None:
+        self._config = config
+        self._listening = listening
+        self._wake = wake
+        self._command = command
+        self._restarts = Restarts()
+        self._state: State = "starting"
+        self._stopping = False
+        self._stand_in = StandIn(listening, self._standing)
+
+    def stop(self, *_: object) -> None:
+        """Signal handler: leave as soon as the child has."""
+        self._stopping = True
+
+    def run(self) -> int:
+        self._stand_in.begin()
+        try:
+            while not self._stopping:
+                status = self._one_life()
+                if self._stopping:
+                    break
+                if status == EXIT_CONFIG:
+                    return EXIT_CONFIG
+                self._pause()
+            return EXIT_ENGINE_FAULT if self._restarts.latched else 0
+        finally:
+            self._stand_in.end()
+
+    def _one_life(self) -> int:
+        """Start a child and watch it to its end; its exit status."""
+        child = self._start()
+        try:
+            self._watch(child)
+            status = self._end(child)
+        finally:
+            child.channel.close()
+        if not self._stopping:
+            # Before anything else: clients that wait in the socket's queue get an answer.
+            ready_for = 0.0 if child.ready_at is None else time.monotonic() - child.ready_at
+            self._restarts = self._restarts.after(status, ready_for)
+            self._state = "latched" if self._restarts.latched else "restarting"
+            self._stand_in.begin()
+            log.error(
+                "the decoder's process ended (%s), %d in a row",
+                described(status),
+                self._restarts.in_a_row,
+            )
+        return status
+
+    def _start(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [*self._command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self._listening.fileno()),
+                # A terminal's Ctrl-C reaches the supervisor alone, which then ends the child.
+                process_group=0,
+            )
+        child = _Child(process, ours)
+        start = control.Start(
+            self._config,
+            self._listening.fileno(),
+            self._restarts.total,
+            self._restarts.last_fault,
+        )
+        try:
+            control.send_start(ours, start)
+        except OSError:
+            log.error("the decoder's process ended before it was told what to do")
+        return child
+
+    def _watch(self, child: _Child) -> None:
+        """Return when the child's channel ends or a stop is asked for."""
+        while not self._stopping:
+            if child.channel not in self._select(child.channel, None):
+                continue
+            try:
+                data = child.channel.recv(4096)
+            except OSError:
+                data = b""
+            if not data:
+                return
+            for line in child.lines.take(data):
+                self._hear(child, line)
+
+    def _hear(self, child: _Child, line: bytes) -> None:
+        if line == control.SERVING:
+            self._stand_in.end()
+            control.send_line(child.channel, control.GO)
+        elif line == control.READY:
+            child.ready_at = time.monotonic()
+            log.info("the decoder is ready at %s", endpoint.url_of(self._listening))
+
+    def _end(self, child: _Child) -> int:
+        """Wait for the child, with as much force as it takes; its exit status."""
+        if self._stopping:
+            self._state = "stopping"
+            child.process.terminate()
+        try:
+            return child.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            log.error("the decoder's process does not end: killing it")
+            child.process.kill()
+            return child.process.wait()
+
+    def _pause(self) -> None:
+        """Wait before the next start; for ever once it is given up."""
+        if self._restarts.latched:
+            log.error("%d faults in a row: not starting it again", self._restarts.in_a_row)
+        until = time.monotonic() + self._restarts.pause_s
+        while not self._stopping:
+            left = until - time.monotonic()
+            if not self._restarts.latched and left <= 0:
+                return
+            self._select(None, None if self._restarts.latched else left)
+
+    def _select(
+        self, channel: socket.socket | None, timeout_s: float | None
+    ) -> list[socket.socket]:
+        """Wait for the channel, a signal, or the time; returns what is readable."""
+        watched = [self._wake] if channel is None else [self._wake, channel]
+        readable, _, _ = select.select(watched, [], [], timeout_s)
+        if self._wake in readable:
+            self._wake.recv(4096)
+        return readable
+
+    def _standing(self) -> Standing:
+        restarts = self._restarts
+        code, message, retry_after_s = {
+            "starting": ("decoder_starting", "the decoder is starting", 2),
+            "restarting": ("decoder_restarting", "the decoder failed and is starting again", 5),
+            "stopping": ("decoder_stopping", "the decoder is stopping", 5),
+            "latched": (
+                "decoder_latched_off",
+                "the decoder failed three times in a row; see its log, then restart it",
+                None,
+            ),
+        }[self._state]
+        return Standing(
+            self._state, code, message, retry_after_s, restarts.total, restarts.last_fault
+        )
+
+
+def take_over(descriptor: int) -> tuple[control.Start, socket.socket, socket.socket]:
+    """A child's side: what it is told, the listening socket, and the channel.
+
+    Raises ``ConfigError`` (``not_supervised``).
+    """
+    try:
+        channel = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigError(
+            "this process was not started by a supervisor", reason="not_supervised"
+        ) from error
+    start = control.receive_start(channel)
+    listening = socket.socket(fileno=start.listening_fd)
+    for inherited in (channel, listening):
+        os.set_inheritable(inherited.fileno(), False)
+    return start, listening, channel
