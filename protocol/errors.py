@@ -1,0 +1,170 @@
+"""Errors of Baton, named by what the caller does next.
+
+The tree::
+
+    BatonError
+    ├── ConfigError            fix the configuration or the model, then restart
+    ├── RequestError           the client's request is wrong; the client must change it
+    ├── ProtocolError          two peers disagree about the wire
+    │   ├── LocalProtocolError     this side tried what the state machine forbids
+    │   └── PeerProtocolError      the other side sent what the state machine forbids
+    ├── IdentityMismatch       caches of one side mean something else on the other
+    ├── IntegrityError         bytes are not the bytes that were authenticated
+    ├── TransferError          a handoff ended before its seal (peer, network, deadline)
+    ├── CapacityError          no room now; try again after ``retry_after_s``
+    ├── Cancelled              the client left, or the job was withdrawn
+    └── EngineFault            the machine failed; stop, exit 75, let the supervisor restart
+
+Every error carries a stable ``reason`` code. Code decides by type and reason,
+never by message text. A *miss* is not an error: it is a return value.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_ENGINE_FAULT = 75
+"""Exit status of a process whose accelerator failed (EX_TEMPFAIL of sysexits.h)."""
+
+
+class BatonError(Exception):
+    """A failure with a stable reason code.
+
+    ``reason`` is snake_case and never changes once released; ``field``, ``found``
+    and ``expected`` say what was compared; ``hint`` says what the user can do.
+    None of them ever holds prompt text, tokens or secrets.
+    """
+
+    default_reason: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        field: str | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason or self.default_reason
+        self.field = field
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """The sentence for people; never parsed by code."""
+        return str(self.args[0])
+
+    def details(self) -> dict[str, str]:
+        """The reason, field, found, expected and hint that are set, as text for JSON."""
+        known = {
+            "reason": self.reason,
+            "field": self.field,
+            "found": self.found,
+            "expected": self.expected,
+            "hint": self.hint,
+        }
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+
+class ConfigError(BatonError):
+    """The configuration, model or environment must be changed before a restart helps."""
+
+    default_reason = "config_invalid"
+
+
+class RequestError(BatonError):
+    """The client's request cannot be served as it is; sending it again is useless."""
+
+    default_reason = "invalid_request"
+
+
+class ProtocolError(BatonError):
+    """Two peers disagree about the wire."""
+
+    default_reason = "protocol_violation"
+
+
+class LocalProtocolError(ProtocolError):
+    """This side asked its state machine for something that the state forbids: a bug here."""
+
+    default_reason = "protocol_misuse"
+
+
+class PeerProtocolError(ProtocolError):
+    """The other side sent something that version, state, length or schedule forbids."""
+
+
+class IdentityMismatch(BatonError):
+    """A cache of the other side would mean something else here.
+
+    ``components`` names the identity components that differ.
+    """
+
+    default_reason = "identity_differs"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        components: tuple[str, ...] = (),
+        reason: str | None = None,
+        field: str | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(
+            message, reason=reason, field=field, found=found, expected=expected, hint=hint
+        )
+        self.components = components
+
+
+class IntegrityError(BatonError):
+    """Bytes differ from those that were authenticated (digest, HMAC, seal)."""
+
+    default_reason = "digest_differs"
+
+
+class TransferError(BatonError):
+    """A handoff ended without a verified seal; nothing was installed."""
+
+    default_reason = "transfer_failed"
+
+
+class CapacityError(BatonError):
+    """There is no room now: queue, memory or connections."""
+
+    default_reason = "capacity_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 1.0,
+        reason: str | None = None,
+        field: str | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(
+            message, reason=reason, field=field, found=found, expected=expected, hint=hint
+        )
+        self.retry_after_s = retry_after_s
+
+
+class Cancelled(BatonError):
+    """The work was withdrawn: a client left, or the peer sent ABORT."""
+
+    default_reason = "cancelled"
+
+
+class EngineFault(BatonError):
+    """The accelerator or its runtime failed. The process must stop with exit status 75."""
+
+    default_reason = "engine_fault"
