@@ -13,6 +13,7 @@ from mac_decoder.api.schemas import TextRequest, ignored_parameters, parse
 from mac_decoder.api.service import Record, Service
 from mac_decoder.api.stream import Answer, Answered, Job
 from mac_decoder.engine.text import TokenText
+from protocol.errors import RequestError
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this endpoint."""
@@ -30,7 +31,7 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
     require_choices(service, wished.choices * len(prompts), "prompt")
     jobs: list[Job] = []
     for number, prompt in enumerate(prompts):
-        tokens = tuple(prompt) if isinstance(prompt, list) else await service.engine.encode(prompt)
+        tokens = await _tokens(service, prompt)
         record.prompt_tokens += len(tokens)
         room = service.room_for(len(tokens), "prompt")
         limit = min(request.max_tokens or DEFAULT_MAX_TOKENS, room)
@@ -48,6 +49,18 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
         with_usage=request.with_usage,
         ignored=ignored_parameters(request),
     )
+
+
+async def _tokens(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return await service.engine.encode(prompt)
+    if max(prompt) >= service.loaded.vocabulary:
+        raise RequestError(
+            "a token id is not in the model's vocabulary",
+            reason="token_out_of_vocabulary",
+            field="prompt",
+        )
+    return tuple(prompt)
 
 
 class TextForm:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from mac_decoder.engine.events import MAX_TOP_LOGPROBS, Lane
 from protocol.errors import RequestError
@@ -21,8 +21,8 @@ MAX_TOOLS = 512
 MAX_COMPLETION_LOGPROBS = 5
 _INT64 = 1 << 63
 
-Items = FailFast()
-"""On lists: one wrong item is reported, not a million of them."""
+# One wrong item of a list is reported, not a million of them.
+Items = Field(fail_fast=True)
 
 ShortText = Annotated[str, StringConstraints(max_length=128)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -288,16 +288,11 @@ _FIELD_NAMES = _fields(_Model, set())
 
 def _explained(error: ValidationError) -> RequestError:
     """OpenAI's way to say it: the first fault, its parameter as ``messages[0].role``."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ""
-    for step in first["loc"]:
-        if isinstance(step, int):
-            param += f"[{step}]"
-        elif step in _FIELD_NAMES:
-            param += f".{step}" if param else step
-        else:
-            break
-    kind = first["type"]
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    same = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    # Of a parameter that may have several types, the type whose value is wrong says most.
+    fault = next((one for one in same if not _is_type(one["type"])), same[0])
+    param, kind = _param(fault["loc"]), fault["type"]
     if kind == "json_invalid":
         return RequestError("the body is not valid JSON", reason="invalid_json")
     if not param:
@@ -306,5 +301,22 @@ def _explained(error: ValidationError) -> RequestError:
         return RequestError(
             f"missing required parameter: {param}", reason="missing_parameter", field=param
         )
-    reason = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
-    return RequestError(f"{param}: {first['msg']}", reason=reason, field=param)
+    reason = "invalid_type" if _is_type(kind) else "invalid_value"
+    return RequestError(f"{param}: {fault['msg']}", reason=reason, field=param)
+
+
+def _is_type(kind: str) -> bool:
+    return kind.endswith(("_type", "_parsing"))
+
+
+def _param(location: tuple[int | str, ...]) -> str:
+    """``("messages", 0, "role")`` as ``messages[0].role``, up to the first name not ours."""
+    param = ""
+    for step in location:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif step in _FIELD_NAMES:
+            param += f".{step}" if param else step
+        else:
+            break
+    return param

@@ -72,9 +72,12 @@ class TokenText:
             for token, added in tokenizer.added_tokens_decoder.items()
         }
         self._letter = int(tokenizer.encode("a", add_special_tokens=False)[-1])
-        # The fast detokenizers index a table by id: no use where ids have gaps.
-        highest = max(tokenizer.get_vocab().values())
-        self._gaps = highest >= len(tokenizer)
+        # The fast detokenizers index a table by id, and read every token's letters as bytes: no
+        # use where ids have gaps, or added tokens have letters beyond ASCII that stand for bytes.
+        self._gaps = max(tokenizer.get_vocab().values()) >= len(tokenizer)
+        letters = {letter for content in self._added.values() for letter in content}
+        misread = any(not letter.isascii() and letter in _BYTES for letter in letters)
+        self._plain = self._gaps or misread
         self._machines = lru_cache(maxsize=32)(self._machine)
 
     def known(self, token: int) -> bool:
@@ -93,17 +96,17 @@ class TokenText:
         if token in self._added:
             return self._added[token].encode()
         model = self._tokenizer._detokenizer
-        if isinstance(model, BPEStreamingDetokenizer) and not self._gaps:
+        if isinstance(model, BPEStreamingDetokenizer) and token < len(self._pieces):
             characters = self._pieces[token] or ""
             return b"".join(_BYTES.get(char) or char.encode() for char in characters)
-        if isinstance(model, SPMStreamingDetokenizer) and not self._gaps:
+        if isinstance(model, SPMStreamingDetokenizer) and token < len(model.tokenmap):
             return model.tokenmap[token].replace("▁".encode(), b" ")
         text = self._tokenizer.decode([token])
         return None if _REPLACEMENT in text else text.encode()
 
     def detokenizer(self) -> Any:
         """A fresh streaming detokenizer."""
-        if self._gaps:
+        if self._plain:
             return NaiveStreamingDetokenizer(self._tokenizer)
         return self._tokenizer.detokenizer
 

@@ -1,0 +1,65 @@
+"""A real server for a test: uvicorn and the engine on an event loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import uvicorn
+
+from mac_decoder.api.app import create_app
+from mac_decoder.api.settings import ApiSettings
+
+T = TypeVar("T")
+
+MODEL = "tiny"
+
+
+class Server:
+    """A server that answers at ``url``; ``engine`` belongs to its loop."""
+
+    def __init__(self, make_engine: Callable[[], Any], settings: ApiSettings) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+        self._thread.start()
+        self.engine = make_engine()
+        app = create_app(self.engine, served_name=MODEL, settings=settings)
+        config = uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="warning", access_log=False, ws="none"
+        )
+        self._server = uvicorn.Server(config)
+        self.run(self.engine.start())
+        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(), self._loop)
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            threading.Event().wait(0.01)
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 60) -> T:
+        """Run ``work`` on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._serving.result(30)
+        self.run(self.engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+
+@contextmanager
+def serving(
+    make_engine: Callable[[], Any], settings: ApiSettings | None = None
+) -> Iterator[Server]:
+    """A server for the time of a block."""
+    server = Server(make_engine, settings or ApiSettings())
+    try:
+        yield server
+    finally:
+        server.close()
