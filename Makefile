@@ -58,8 +58,8 @@ soak: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536
 	$(BIN)/baton bench ttft
-	$(BIN)/baton bench engine
-	$(BIN)/baton bench exactness
+	$(BIN)/python -m tests.benchmarks.engine_overhead
+	$(BIN)/python -m tests.benchmarks.exactness
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
