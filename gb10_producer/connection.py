@@ -86,12 +86,15 @@ class Connection:
         peer: str,
         offer: Offer,
         device: Device,
+        *,
         proven: Callable[[], None] = lambda: None,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.peer = peer
         self._offer = offer
         self._device = device
         self._proven = proven
+        self._crowded = crowded
         self._wire = Wire(sock, stall_s=offer.timing.idle_s)
         self._machine: ProducerHandoff | None = None
         self._transfer: _Transfer | None = None
@@ -122,7 +125,7 @@ class Connection:
 
     def _open(self) -> None:
         offer = self._offer
-        self._wire.open(offer.trust.context, self._handshake_until)
+        self._wire.open(offer.trust.context, self._handshake_until, self._crowded)
         self._machine = ProducerHandoff(
             identity=offer.identity,
             layout=offer.layout,
@@ -219,8 +222,10 @@ class Connection:
         transfer, machine = self._transfer, self._machine
         if transfer is None or machine is None:
             return
-        if transfer.ticket.error is not None:
-            self._withdraw(transfer.ticket.error)
+        if transfer.outflow.fault is not None:
+            self._device.fail(transfer.outflow.fault)
+        if (error := transfer.outflow.fault or transfer.ticket.error) is not None:
+            self._withdraw(error)
             return
         now = time.monotonic()
         if not transfer.begun:

@@ -93,7 +93,7 @@ class Ticket:
 class Device:
     """Runs prefills of one :class:`Prefiller`, one at a time, in its own thread.
 
-    ``on_fault`` is called once, in the device's thread, when the device failed.
+    ``on_fault`` is called once, from any thread, when the device failed.
     """
 
     def __init__(
@@ -158,6 +158,21 @@ class Device:
             if left is Withdrawal.DROPPED:
                 self._jobs = {n: job for n, job in self._jobs.items() if ticket not in job.tickets}
 
+    def fail(self, fault: EngineFault) -> None:
+        """Fail closed: every ticket gets ``fault``, and nothing is computed any more."""
+        with self._pool.changed:
+            if self.fault is not None:
+                return
+            self.fault = fault
+            self._stopping = True
+            self._queue.close("producer_stopping")
+            for job in self._jobs.values():
+                self._end(job, fault)
+            self._jobs.clear()
+            self._pool.changed.notify_all()
+        log.error("device failed", extra={"error": fault.message, "reason": fault.reason})
+        self._on_fault()
+
     @property
     def depth(self) -> tuple[int, int]:
         """How many jobs run and wait."""
@@ -188,7 +203,7 @@ class Device:
             finally:
                 self._finish(number, job, computed, error)
                 if isinstance(error, EngineFault):
-                    self._fail_closed(error)
+                    self.fail(error)
 
     def _next(self) -> int | None:
         with self._pool.changed:
@@ -221,27 +236,18 @@ class Device:
     def _finish(self, number: int, job: _Job, computed: int, error: BatonError | None) -> None:
         with self._pool.changed:
             self._queue.finish(number, time.monotonic(), computed)
-            del self._jobs[number]
+            self._jobs.pop(number, None)
             self._end(job, error)
 
     def _end(self, job: _Job, error: BatonError | None) -> None:
+        if job.finished is not None:
+            return
         job.error = error
         job.finished = time.monotonic()
         if error is None:
             job.backlog.end()
         else:
             job.backlog.discard()
-
-    def _fail_closed(self, fault: EngineFault) -> None:
-        with self._pool.changed:
-            self.fault = fault
-            self._stopping = True
-            self._queue.close("producer_stopping")
-            for job in self._jobs.values():
-                self._end(job, fault)
-            self._jobs.clear()
-        log.error("device failed", extra={"reason": fault.reason})
-        self._on_fault()
 
     def _wake(self, job: _Job) -> None:
         for ticket in job.tickets:

@@ -66,7 +66,7 @@ def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int
         _listen_to_signals(stop)
         if config.lifeline_fd is not None:
             _watch_lifeline(config.lifeline_fd, stop)
-        return _serve(config, stop, ready)
+        return serve(config, stop, ready)
     except (ConfigError, CapacityError) as error:
         logs.complain(error)
         return EXIT_CONFIG
@@ -75,34 +75,43 @@ def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int
         return EXIT_ENGINE_FAULT
 
 
-def _serve(config: ProducerConfig, stop: threading.Event, ready: Callable[[str], None]) -> int:
+def serve(
+    config: ProducerConfig,
+    stop: threading.Event | None = None,
+    ready: Callable[[str], None] = say_ready,
+) -> int:
+    """Serve until ``stop`` is set; return the exit status.
+
+    Raises ``ConfigError`` and ``CapacityError`` before anybody can connect, and ``EngineFault``
+    from the probe.
+    """
+    stop = stop or threading.Event()
     check(config)
     trust = _trust(config)
     require_trust_for(config.host, trust)
-    listener = bind(config.host, config.port)
-    source = _source(config)
-    ledger = Ledger(_cache_budget(config))
-    device = Device(
-        source.prefiller,
-        pool=Pool(config.backlog_bytes),
-        ledger=ledger,
-        waiting_limit=config.waiting,
-        on_fault=stop.set,
-    )
-    probe(source.prefiller, ledger)
-    server = Server(listener, _offer(config, source, trust), device, connections=config.connections)
-    device.start()
-    server.start()
-    url = url_of(listener, "wss" if trust.context else "ws")
-    log.info(
-        "ready",
-        extra={"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile},
-    )
-    ready(url)
-    stop.wait()
-    log.info("stopping")
-    tidy = server.stop(_STOP_S / 2)
-    tidy = device.stop(_STOP_S / 2) and tidy
+    with bind(config.host, config.port) as listener:
+        source = _source(config)
+        ledger = Ledger(_cache_budget(config))
+        probe(source.prefiller, ledger)
+        device = Device(
+            source.prefiller,
+            pool=Pool(config.backlog_bytes),
+            ledger=ledger,
+            waiting_limit=config.waiting,
+            on_fault=stop.set,
+        )
+        offer = _offer(config, source, trust)
+        server = Server(listener, offer, device, connections=config.connections)
+        device.start()
+        server.start()
+        url = url_of(listener, "wss" if trust.context else "ws")
+        known = {"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile}
+        log.info("ready", extra=known)
+        ready(url)
+        stop.wait()
+        log.info("stopping")
+        tidy = server.stop(_STOP_S / 2)
+        tidy = device.stop(_STOP_S / 2) and tidy
     if device.fault is not None:
         return EXIT_ENGINE_FAULT
     if not tidy:
@@ -151,7 +160,7 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
 
     device = models.choose_device(config.device)
     free = models.discrete_free_bytes(device)
-    weights = _loaded_bytes(checkpoint.nbytes, checkpoint.quantisation, checkpoint.dtype)
+    weights = loaded_bytes(checkpoint.nbytes, checkpoint.quantisation, checkpoint.dtype)
     require_room(weights, config.memory_limit, checkpoint.name, free)
     loaded = models.load(
         checkpoint,
@@ -164,7 +173,7 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
     return Source(TorchPrefiller(loaded, config.tile), checkpoint.identity, max_tokens, vocabulary)
 
 
-def _loaded_bytes(nbytes: int, quantisation: dict | None, dtype: str) -> int:
+def loaded_bytes(nbytes: int, quantisation: dict | None, dtype: str) -> int:
     """Bytes of the weights in memory; quantised ones are dequantised to ``dtype``."""
     if quantisation is None:
         return nbytes

@@ -43,6 +43,7 @@ class Outflow:
         self._changed = threading.Condition()
         self._closed = False
         self.fault: EngineFault | None = None
+        """Set when the source's rows are in disorder; no frame is made any more."""
         self.length = 0
         """Slots added and not yet taken."""
         self._thread = threading.Thread(target=self._run, name="hash", daemon=True)
@@ -56,9 +57,7 @@ class Outflow:
             self._changed.notify()
 
     def take(self) -> Frame | None:
-        """The next finished frame, in order. Raises the fault of a source in disorder."""
-        if self.fault is not None:
-            raise self.fault
+        """The next finished frame, in order; ``None`` when none is finished."""
         if not self._ready:
             return None
         self.length -= 1

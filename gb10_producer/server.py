@@ -81,6 +81,8 @@ class Server:
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Accept no more, abort what runs, close all; return whether all ended in time."""
         deadline = time.monotonic() + timeout_s
+        if self._stop.fileno() < 0:
+            return True
         self._stop.send(b"s")
         self._acceptor.join(timeout_s)
         self._listener.close()
@@ -121,14 +123,19 @@ class Server:
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with self._lock:
-            crowded = len(self._strangers) >= _STRANGERS or len(self._proven) >= self._limit
-        if crowded:
-            log.warning("connection refused: too many", extra={"peer": peer})
+            flooded = len(self._strangers) >= _STRANGERS
+        if flooded:
+            log.warning("connection refused: too many handshakes", extra={"peer": peer})
             sock.close()
             return
         sock.setblocking(True)
         connection = Connection(
-            sock, peer, self._offer, self._device, proven=lambda: self._promote(connection)
+            sock,
+            peer,
+            self._offer,
+            self._device,
+            proven=lambda: self._promote(connection),
+            crowded=lambda: len(self._proven) >= self._limit,
         )
         thread = threading.Thread(
             target=self._run, args=(connection,), name=f"peer {peer}", daemon=True

@@ -18,10 +18,11 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
@@ -53,6 +54,7 @@ class Wire:
         self._write_after_read = False
         self._woken = False
         self._eof_queued = False
+        self._crowded: Callable[[], bool] = lambda: False
         self._last_write = time.monotonic()
         self._waker, self._wake_end = socket.socketpair()
         self._waker.setblocking(False)
@@ -61,11 +63,18 @@ class Wire:
         self.pending = 0
         self.written = 0
 
-    def open(self, context: ssl.SSLContext | None, deadline: float) -> None:
+    def open(
+        self,
+        context: ssl.SSLContext | None,
+        deadline: float,
+        crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
         """TLS and WebSocket handshakes, both within ``deadline`` (monotonic seconds).
 
-        A request with an ``Origin`` is a web page's and is refused; so is plain HTTP.
+        A request with an ``Origin`` is a web page's and is refused; so is plain HTTP. While
+        ``crowded``, the answer is 503.
         """
+        self._crowded = crowded
         _tune(self._socket)
         try:
             if context is not None:
@@ -73,6 +82,7 @@ class Wire:
                 self._socket = context.wrap_socket(self._socket, server_side=True)
             self._socket.setblocking(False)
         except (OSError, ValueError) as error:
+            self.closed = True  # wrapping took the descriptor and has closed it
             raise _lost("The TLS handshake failed.", "tls_handshake_failed") from error
         while self._protocol.state is not OPEN:
             left = deadline - time.monotonic()
@@ -121,8 +131,9 @@ class Wire:
 
         Returns early when :meth:`wake` is called or queued bytes were written.
         """
+        before = self.written
         self._write()
-        if self._text or self.closed:
+        if self._text or self.closed or self.written != before:
             timeout_s = 0.0
         readable = self._wait(timeout_s)
         if readable:
@@ -217,7 +228,7 @@ class Wire:
             self.closed = True
         for event in self._protocol.events_received():
             if isinstance(event, Request):
-                self._protocol.send_response(self._protocol.accept(event))
+                self._protocol.send_response(self._response(event))
             elif isinstance(event, Frame):
                 self._frame(event)
         self._take_protocol_bytes()
@@ -228,6 +239,13 @@ class Wire:
                 reason="websocket_violation",
                 found=type(violation).__name__,
             ) from violation
+
+    def _response(self, request: Request) -> Response:
+        if self._crowded():
+            response = self._protocol.reject(503, "Too many decoders are connected.\n")
+            response.headers["Retry-After"] = "10"
+            return response
+        return self._protocol.accept(request)
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.BINARY:

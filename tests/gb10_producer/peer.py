@@ -78,6 +78,8 @@ class Peer:
             compression=None,
             max_size=frames.MAX_FRAME_BYTES,
             ping_interval=None,
+            close_timeout=1,
+            legacy=True,
             additional_headers=headers,
             server_hostname="baton" if context else None,
         )

@@ -1,0 +1,112 @@
+"""A producer inside the test's process: real device thread, real sockets, any source."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gb10_producer.backlog import Pool
+from gb10_producer.connection import Offer
+from gb10_producer.device import Device
+from gb10_producer.memory import Ledger
+from gb10_producer.prefill import Emit, Prefiller
+from gb10_producer.server import Server, bind, url_of
+from gb10_producer.synthetic import Synthetic
+from gb10_producer.throttle import Throttle
+from gb10_producer.trust import Trust
+from protocol.deadlines import Timing
+from protocol.layout import Layout
+from protocol.layouts_named import stand_in_identity
+from protocol.messages import Limits
+from tests.gb10_producer.peer import KEY, MIXED
+
+
+@dataclass
+class Running:
+    """A producer that serves on ``url``."""
+
+    url: str
+    device: Device
+    server: Server
+    pool: Pool
+
+
+@contextmanager
+def running(
+    source: Prefiller,
+    *,
+    trust: Trust | None = None,
+    waiting: int = 4,
+    connections: int = 8,
+    pool_bytes: int = 4 << 20,
+    memory: int = 1 << 30,
+    timing: Timing | None = None,
+    mbps: float | None = None,
+    vocabulary: int = 1 << 16,
+) -> Iterator[Running]:
+    """Serve rows of ``source`` until the block ends."""
+    pool = Pool(pool_bytes)
+    device = Device(source, pool=pool, ledger=Ledger(memory), waiting_limit=waiting)
+    trust = trust or Trust(KEY)
+    offer = Offer(
+        identity=stand_in_identity(source.layout),
+        layout=source.layout,
+        recipe=source.recipe,
+        limits=Limits(max_tokens=1 << 14, max_credit=64),
+        trust=trust,
+        vocabulary=vocabulary,
+        timing=timing or Timing(heartbeat_s=0.3),
+        throttle=Throttle(mbps),
+    )
+    listener = bind("127.0.0.1", 0)
+    server = Server(listener, offer, device, connections=connections)
+    device.start()
+    server.start()
+    try:
+        yield Running(url_of(listener, "wss" if trust.context else "ws"), device, server, pool)
+    finally:
+        assert server.stop(), "a connection's thread did not end"
+        assert device.stop(), "the device's thread did not end"
+
+
+class Gated(Synthetic):
+    """Synthetic rows whose tiles wait at a gate; ``reached`` is set when a tile gets there."""
+
+    def __init__(self, layout: Layout = MIXED, tile: int = 16) -> None:
+        super().__init__(layout, tile)
+        self.gate = threading.Event()
+        self.reached = threading.Event()
+        self.tiles = 0
+        self.withdrawn = 0
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        cut: int,
+        end: int,
+        emit: Emit,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+    ) -> int:
+        def asked() -> bool:
+            self.reached.set()
+            while not self.gate.wait(0.01):
+                if cancelled():
+                    break
+            self.tiles += 1
+            stop = cancelled()
+            self.withdrawn += stop
+            return stop
+
+        return super().prefill(tokens, cut, end, emit, asked, progress)
+
+
+def wait_until(true: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait for a condition that another thread brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)

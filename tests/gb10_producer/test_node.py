@@ -1,0 +1,267 @@
+"""The process itself: one line on stdout, clear refusals, restarts, pairings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gb10_producer import node
+from gb10_producer.config import EXIT_CONFIG, parse
+from gb10_producer.memory import Ledger
+from gb10_producer.prefill import Rows
+from gb10_producer.synthetic import Synthetic
+from gb10_producer.trust import load_record, make_pairing
+from protocol.errors import CapacityError, ConfigError, EngineFault
+from protocol.handoff import Sealed
+from protocol.layouts_named import muse_glimmer
+from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
+from tests.gb10_producer.producer import wait_until
+from tests.gb10_producer.test_server import client_context
+
+LAYOUT = muse_glimmer()
+
+
+def key_pipe(key: bytes = b"k" * 32) -> int:
+    reading, writing = os.pipe()
+    os.write(writing, key)
+    os.close(writing)
+    return reading
+
+
+@contextmanager
+def producer(*words: str, key: bytes | None = b"k" * 32) -> Iterator[subprocess.Popen[str]]:
+    """``python -m gb10_producer`` with the words, ended with the block."""
+    passed = [key_pipe(key)] if key is not None else []
+    command = [sys.executable, "-m", "gb10_producer", "--port", "0", *words]
+    if passed:
+        command += ["--key-fd", str(passed[0])]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=passed, text=True
+    )
+    for descriptor in passed:
+        os.close(descriptor)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20.0)
+
+
+def ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready "), line
+    return line.split()[1]
+
+
+def refused(*words: str, key: bytes | None = b"k" * 32) -> str:
+    """What an unsupervised start says on stderr before it ends with 78."""
+    with producer("--no-supervisor", *words, key=key) as process:
+        output, complaint = process.communicate(timeout=30.0)
+    assert (process.returncode, output) == (EXIT_CONFIG, "")
+    assert "Traceback" not in complaint
+    return complaint
+
+
+def test_it_serves_survives_sigkill_of_its_child_and_keeps_its_address() -> None:
+    with producer("--synthetic", "muse-glimmer") as process:
+        url = ready(process)
+        with Peer(url, LAYOUT) as peer:
+            peer.handshake().start(range(20_000))
+            peer.begun()
+            (child,) = psutil.Process(process.pid).children()
+            child.send_signal(signal.SIGKILL)
+            with pytest.raises(Closed):
+                peer.until(Sealed)
+        wait_until(lambda: answers(url), timeout_s=15.0)
+        with Peer(url, LAYOUT) as peer:
+            found = peer.handshake().fetch(range(70))
+        assert found == expected_regions(LAYOUT, range(70), 0, 2048)
+        process.terminate()
+        output, log = process.communicate(timeout=20.0)
+        assert (process.returncode, output) == (0, ""), "ready is said once"
+        assert "status=-9" in log
+
+
+def answers(url: str) -> bool:
+    host, port = url.split("//")[1].split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_it_ends_with_whoever_started_it() -> None:
+    with producer("--synthetic", "muse-glimmer") as process:
+        ready(process)
+        (child,) = psutil.Process(process.pid).children()
+        process.kill()
+        child.wait(15.0)
+
+
+def test_two_machines_pair_by_two_files(tmp_path: Path) -> None:
+    with producer("--make-pairing", str(tmp_path), key=None) as process:
+        output, _ = process.communicate(timeout=20.0)
+    files = [Path(line) for line in output.splitlines()]
+    assert [path.name for path in files] == ["producer.pairing", "decoder.pairing"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {json.loads(path.read_bytes())["role"] for path in files} == {"producer", "decoder"}
+    record = load_record(files[1], "decoder")
+    words = ["--no-supervisor", "--synthetic", "muse-glimmer", "--pairing", str(files[0])]
+    with producer(*words, "--host", "0.0.0.0", key=None) as process:
+        url = ready(process)
+        assert url.startswith("wss://0.0.0.0:")
+        with Peer(
+            url,
+            LAYOUT,
+            pairing=record.pairing,
+            context=client_context(record),
+            certificates=record.fingerprints,
+        ) as peer:
+            peer.handshake().fetch(range(40))
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused("--synthetic", "muse-glimmer", "--port", port)
+    assert "port_taken" in said
+    assert port in said
+
+
+def test_too_little_memory_is_named() -> None:
+    assert "not_enough_memory" in refused("--synthetic", "muse-glimmer", "--memory-limit", "1M")
+
+
+# The rest needs no process of its own
+
+
+def refusal(*words: str) -> ConfigError:
+    """The refusal of a start inside this process."""
+    config = parse(["--port", "0", *words, "--key-fd", str(key_pipe())]).config
+    with pytest.raises(ConfigError) as caught:
+        node.serve(config)
+    return caught.value
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    assert refusal("--model", str(tmp_path / "none")).reason == "model_missing"
+
+
+def test_an_architecture_that_cannot_be_carried_over_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "jamba"}')
+    error = refusal("--model", str(tmp_path))
+    assert error.reason == "architecture_unsupported"
+    assert "jamba" in f"{error.message} {error.found}"
+
+
+def test_binding_elsewhere_needs_a_pairing() -> None:
+    assert refusal("--synthetic", "muse-glimmer", "--host", "0.0.0.0").reason == "pairing_required"
+    assert refusal("--synthetic", "muse-glimmer", "--host", "::").reason == "pairing_required"
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        node.bind("192.0.2.1", 0)
+    assert caught.value.reason == "address_unusable"
+
+
+def test_a_layout_without_that_name_is_named() -> None:
+    assert refusal("--synthetic", "no-such").reason == "layout_unknown"
+
+
+@pytest.mark.parametrize("key", [b"", b"short", b"x" * 33])
+def test_a_key_has_32_bytes(key: bytes) -> None:
+    config = parse(["--synthetic", "muse-glimmer", "--key-fd", str(key_pipe(key))]).config
+    with pytest.raises(ConfigError) as caught:
+        node.serve(config)
+    assert caught.value.reason == "key_unreadable"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--synthetic", "muse-glimmer"],
+        ["--model", "m", "--synthetic", "s", "--key-fd", "3"],
+        ["--model", "m", "--key-fd", "3", "--pairing", "p"],
+        ["--model", "m", "--key-fd", "3", "--link-mbps", "0"],
+        ["--model", "m", "--key-fd", "3", "--connections", "0"],
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+    assert caught.value.reason == "config_invalid"
+
+
+def test_a_pairing_file_that_others_read_or_of_the_other_side_is_refused(tmp_path: Path) -> None:
+    ours, theirs = make_pairing(tmp_path, epoch=1)
+    with pytest.raises(ConfigError) as caught:
+        load_record(theirs, "producer")
+    assert caught.value.reason == "pairing_of_other_side"
+    ours.chmod(0o644)
+    with pytest.raises(ConfigError) as caught:
+        load_record(ours, "producer")
+    assert caught.value.reason == "pairing_exposed"
+    with pytest.raises(ConfigError) as caught:
+        make_pairing(tmp_path, epoch=2)
+    assert caught.value.reason == "pairing_exists"
+    with pytest.raises(ConfigError) as caught:
+        load_record(tmp_path / "none", "producer")
+    assert caught.value.reason == "pairing_missing"
+    theirs.write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        load_record(theirs, "decoder")
+    assert caught.value.reason == "pairing_unreadable"
+
+
+class Short(Synthetic):
+    """Loses the last item of every prefill."""
+
+    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+        held: list[Rows] = []
+        computed = super().prefill(tokens, cut, end, held.append, cancelled, progress)
+        for item in held[:-1]:
+            emit(item)
+        return computed
+
+
+def test_the_probe_counts_what_a_prefill_emits() -> None:
+    node.probe(Synthetic(MIXED, 16), Ledger(1 << 30))
+    with pytest.raises(EngineFault) as failed:
+        node.probe(Short(MIXED, 16), Ledger(1 << 30))
+    assert failed.value.reason == "probe_failed"
+    with pytest.raises(CapacityError):
+        node.probe(Synthetic(MIXED, 16), Ledger(1000))
+
+
+def test_quantised_weights_are_counted_as_they_will_be_in_memory() -> None:
+    assert node.loaded_bytes(1000, None, "bfloat16") == 1000
+    four_bit = {"bits": 4, "group_size": 64}
+    assert node.loaded_bytes(1000, four_bit, "bfloat16") == int(1000 * 2 / (0.5 + 4 / 64))
+
+
+def test_nothing_is_logged_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    from tests.gb10_producer.producer import running
+
+    tokens = [54321, 54322, 54323] * 9
+    with (
+        caplog.at_level("DEBUG", "gb10_producer"),
+        running(Synthetic(MIXED, 16)) as serving,
+        Peer(serving.url) as peer,
+    ):
+        peer.handshake().fetch(tokens)
+        time.sleep(0.05)
+    assert caplog.records
+    said = " ".join(str(record.__dict__) for record in caplog.records)
+    assert "5432" not in said

@@ -1,0 +1,179 @@
+"""When a producer is started again, when not, and what reaches its child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gb10_producer.config import ProducerConfig, parse
+from gb10_producer.supervisor import Policy, Record, Supervisor
+from protocol.errors import EXIT_ENGINE_FAULT
+
+QUICK = Policy(first_pause_s=0.01, longest_pause_s=0.02, settled_s=0.5, grace_s=0.3)
+
+
+def test_three_failed_starts_in_a_row_latch_off() -> None:
+    record = Record(Policy(first_pause_s=1.0))
+    assert record.ended(75, False, 0.0) == 1.0
+    assert record.ended(-11, True, 2.0) == 2.0
+    assert record.ended(75, False, 0.0) is None
+
+
+def test_a_start_that_served_for_a_while_forgives_the_earlier_ones() -> None:
+    record = Record(Policy(first_pause_s=1.0, settled_s=30.0))
+    record.ended(75, False, 0.0)
+    record.ended(75, False, 0.0)
+    assert record.ended(-6, True, 31.0) == 1.0
+    assert record.failures == 1
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 78])
+def test_other_exit_statuses_are_the_last_word(status: int) -> None:
+    assert Record(Policy()).ended(status, True, 100.0) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([75, -6, -9, -11]), st.booleans(), st.floats(0, 100))))
+def test_pauses_are_bounded_and_the_latch_needs_three_in_a_row(
+    ends: list[tuple[int, bool, float]],
+) -> None:
+    policy = Policy()
+    record = Record(policy)
+    row = 0
+    for status, ready, served in ends:
+        pause = record.ended(status, ready, served)
+        row = 1 if ready and served >= policy.settled_s else row + 1
+        if row >= policy.failed_starts:
+            assert pause is None
+            return
+        assert pause is not None
+        assert 0 < pause <= policy.longest_pause_s
+
+
+def supervised(tmp_path: Path, child: str, **config: object) -> tuple[Supervisor, Path]:
+    """A supervisor whose child is this Python text; it appends its arguments to a file."""
+    log = tmp_path / "starts"
+    text = f"import os, sys, time, signal\nopen({str(log)!r}, 'a').write(sys.argv[1] + '\\n')\n"
+    text += textwrap.dedent(child)
+    known = ProducerConfig(synthetic="muse-glimmer", **config)  # type: ignore[arg-type]
+
+    def command(config: ProducerConfig) -> list[str]:
+        return [sys.executable, "-c", text, " ".join(config.arguments())]
+
+    return Supervisor(known, policy=QUICK, command=command), log
+
+
+def starts(log: Path) -> list[str]:
+    return log.read_text().splitlines()
+
+
+def test_faults_restart_the_child_and_then_latch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervisor, log = supervised(tmp_path, "sys.exit(75)")
+    assert supervisor.run() == EXIT_ENGINE_FAULT
+    assert len(starts(log)) == 3
+    assert "producer_latched_off" in capfd.readouterr().err
+
+
+def test_a_signal_is_a_fault_and_the_port_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = """
+        first = "--port 0" in sys.argv[1]
+        print("ready ws://127.0.0.1:4711", flush=True)
+        if first:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        sys.exit(0)
+    """
+    supervisor, log = supervised(tmp_path, child, port=0)
+    assert supervisor.run() == 0
+    first, second = starts(log)
+    assert "--port 0" in first
+    assert "--port 4711" in second
+    assert capfd.readouterr().out == "ready ws://127.0.0.1:4711\n", "said once"
+
+
+def test_a_configuration_error_is_passed_on(tmp_path: Path) -> None:
+    supervisor, log = supervised(tmp_path, "sys.exit(78)")
+    assert supervisor.run() == 78
+    assert len(starts(log)) == 1
+
+
+def test_every_child_gets_the_key_from_a_pipe_of_its_own(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"s" * 32)
+    os.close(writing)
+    child = """
+        words = sys.argv[1].split()
+        key = os.read(int(words[words.index("--key-fd") + 1]), 33)
+        sys.exit(75 if key == b"s" * 32 else 3)
+    """
+    supervisor, log = supervised(tmp_path, child, key_fd=reading)
+    assert supervisor.run() == EXIT_ENGINE_FAULT
+    assert len(starts(log)) == 3
+    assert all("s" * 32 not in line for line in starts(log))
+
+
+SUPERVISE = """
+import sys
+from gb10_producer.config import ProducerConfig
+from gb10_producer.supervisor import Policy, Supervisor
+child = sys.argv[1]
+supervisor = Supervisor(
+    ProducerConfig(synthetic="muse-glimmer", port=0),
+    policy=Policy(grace_s=0.5),
+    command=lambda config: [sys.executable, "-c", child, *config.arguments()],
+)
+sys.exit(supervisor.run())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("polite", [True, False])
+def test_signals_reach_the_child_and_end_both(number: signal.Signals, polite: bool) -> None:
+    manners = "lambda *_: sys.exit(0)" if polite else "signal.SIG_IGN"
+    child = "import signal, sys, time, os\n"
+    child += f"signal.signal({int(number)}, {manners})\n"
+    child += "print(f'ready ws://h:{os.getpid()}', flush=True)\ntime.sleep(30)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISE, child], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().rsplit(":", 1)[1])
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(10.0) == 0
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    process.stdout.close()
+
+
+def test_arguments_come_back_as_the_same_configuration(tmp_path: Path) -> None:
+    config = ProducerConfig(
+        model=tmp_path,
+        host="0.0.0.0",
+        port=0,
+        device="cpu",
+        tile=64,
+        threads=2,
+        pairing=tmp_path / "p",
+        waiting=0,
+        connections=3,
+        memory_limit=1 << 30,
+        backlog_bytes=1 << 20,
+        link_mbps=12.5,
+        cache_dir=tmp_path / "c",
+        log_level="DEBUG",
+        lifeline_fd=9,
+    )
+    assert parse(config.arguments()).config == config
