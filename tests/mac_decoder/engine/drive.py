@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +110,13 @@ async def told(engine: Engine, generation: Generation) -> Told:
 async def all_told(engine: Engine, generations: Sequence[Generation]) -> list[Told]:
     """Run requests side by side."""
     return list(await asyncio.gather(*(told(engine, generation) for generation in generations)))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for ``condition``, however slow the machine is."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def loaded_copy(path: Path) -> LoadedModel:
