@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from mac_decoder import supervisor
-from mac_decoder.config import EXIT_CONFIG, config_from
+from mac_decoder.config import EXIT_CONFIG, DecoderConfig, config_from
+from mac_decoder.handoff.trust import trust_of_file
 from mac_decoder.reporting import complain, start_logging
+from protocol.architectures import resolve
+from protocol.checkpoint import read_config
 from protocol.errors import ConfigError
 
 
@@ -18,10 +22,21 @@ def main(argv: list[str] | None = None) -> int:
             return _child(int(args[1]))
         config = config_from(args)
         start_logging(config.log_level)
+        look_ahead(config)
         return supervisor.run(config)
     except ConfigError as error:
         complain(error)
         return EXIT_CONFIG
+
+
+def look_ahead(config: DecoderConfig) -> None:
+    """Find what a child would stumble over, before the seconds that it takes to start one.
+
+    Raises ``ConfigError``: what ``read_config``, ``resolve`` and ``trust_of_file`` raise.
+    """
+    resolve(read_config(Path(config.model)))
+    if config.producer is not None and config.pairing is not None:
+        trust_of_file(Path(config.pairing), secure=config.producer.startswith("wss:"))
 
 
 def _child(descriptor: int) -> int:

@@ -1,0 +1,164 @@
+"""The command line: what it makes, and what it refuses with which reason."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+
+from mac_decoder.config import (
+    EXIT_CONFIG,
+    DecoderConfig,
+    check,
+    config_from,
+    is_loopback,
+    read_key,
+)
+from protocol.errors import ConfigError
+
+KEY = bytes(range(32))
+
+
+def piped(content: bytes) -> int:
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    return reading
+
+
+def test_defaults_serve_this_machine_alone():
+    config = config_from(["--model", "m"])
+    assert config == DecoderConfig(model="m")
+    assert (config.host, config.lane, config.producer) == ("127.0.0.1", "auto", None)
+
+
+def test_every_option_arrives(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("first-key-of-all-of-them\n\n  second-key-of-all-of-them \n")
+    text = (
+        "--model m --served-name n --host 0.0.0.0 --port 1 --producer wss://box:9 "
+        "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
+        "--prefill-step 5 --cache-gb 1.5 --default-max-tokens 6 --default-temperature 0.5 "
+        "--allow-host a --allow-host b --allow-origin https://c --state-dir s "
+        "--log-level debug"
+    )
+    config = config_from([*text.split(), "--api-keys-file", str(keys)])
+    assert config == DecoderConfig(
+        model="m",
+        served_name="n",
+        host="0.0.0.0",
+        port=1,
+        producer="wss://box:9",
+        pairing="p",
+        lane="remote",
+        remote_threshold=2,
+        max_concurrent=3,
+        max_waiting=4,
+        prefill_step=5,
+        cache_bytes=1_500_000_000,
+        default_max_tokens=6,
+        default_temperature=0.5,
+        hosts=("a", "b"),
+        origins=("https://c",),
+        api_keys=("first-key-of-all-of-them", "second-key-of-all-of-them"),
+        state_dir="s",
+        log_level="debug",
+    )
+
+
+def test_the_key_comes_through_a_pipe_that_is_closed_afterwards():
+    descriptor = piped(KEY)
+    args = ["--model", "m", "--producer", "ws://127.0.0.1:1", "--key-fd", str(descriptor)]
+    assert config_from(args).key == KEY
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("content", [b"", KEY[:31], KEY + b"\n"])
+def test_a_key_of_another_length_is_refused(content):
+    with pytest.raises(ConfigError) as caught:
+        read_key(piped(content))
+    assert caught.value.reason == "key_invalid"
+
+
+def test_a_descriptor_that_is_not_open_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        read_key(987)
+    assert caught.value.reason == "key_invalid"
+
+
+def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
+    config = DecoderConfig(model="m", key=KEY, api_keys=("a-secret-that-is-long",))
+    assert "secret" not in repr(config)
+    assert repr(KEY) not in repr(config)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=DecoderConfig) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"host": "0.0.0.0"}, "bind_needs_keys"),
+        ({"host": "192.168.1.4"}, "bind_needs_keys"),
+        ({"host": ""}, "bind_needs_keys"),
+        ({"host": "::"}, "bind_needs_keys"),
+        ({"host": "localhost.example"}, "bind_needs_keys"),
+        ({"lane": "remote"}, "lane_needs_producer"),
+        ({"producer": "http://box:1"}, "producer_url_invalid"),
+        ({"producer": "wss://"}, "producer_url_invalid"),
+        ({"producer": "ws://box:1", "key": KEY}, "producer_needs_tls"),
+        ({"producer": "ws://10.0.0.2:1", "pairing": "p"}, "producer_needs_tls"),
+        ({"producer": "wss://box:1"}, "producer_needs_key"),
+        ({"producer": "wss://box:1", "key": KEY}, "producer_needs_key"),
+        ({"producer": "ws://127.0.0.1:1"}, "producer_needs_key"),
+        ({"port": 65536}, "option_out_of_range"),
+        ({"port": -1}, "option_out_of_range"),
+        ({"max_concurrent": 0}, "option_out_of_range"),
+        ({"remote_threshold": 0}, "option_out_of_range"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(changes, reason):
+    with pytest.raises(ConfigError) as caught:
+        check(msgspec.structs.replace(DecoderConfig(model="m"), **changes))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": "0.0.0.0", "api_keys": ("a-key-that-is-long",)},
+        {"host": "::1"},
+        {"host": "localhost"},
+        {"producer": "ws://127.0.0.1:1", "key": KEY},
+        {"producer": "ws://[::1]:1", "key": KEY},
+        {"producer": "ws://localhost:1/", "pairing": "p"},
+        {"producer": "wss://box:1", "pairing": "p", "lane": "remote"},
+    ],
+)
+def test_what_can_be_served(changes):
+    config = msgspec.structs.replace(DecoderConfig(model="m"), **changes)
+    assert check(config) is config
+
+
+@pytest.mark.parametrize("content", ["", "short\n", "a-key-that-is-long-enöugh\n"])
+def test_a_file_of_keys_must_hold_keys(tmp_path, content):
+    path = tmp_path / "keys"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--api-keys-file", str(path)])
+    assert caught.value.reason == "api_keys_invalid"
+
+
+def test_a_missing_file_of_keys():
+    with pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--api-keys-file", "nowhere"])
+    assert caught.value.reason == "api_keys_invalid"
+
+
+def test_loopback_is_judged_by_address():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "LOCALHOST")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "example.com", "127.0.0.1.nip.io")))
+
+
+def test_the_exit_status_is_sysexits():
+    assert EXIT_CONFIG == os.EX_CONFIG

@@ -1,0 +1,187 @@
+"""The decoder as a user starts it: a real process, a real (tiny) model, real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+
+
+class Decoder:
+    """``python -m mac_decoder`` with these arguments."""
+
+    def __init__(self, state: Path, *args: str, key: bytes | None = None) -> None:
+        self.log_path = state / "log"
+        command = [sys.executable, "-m", "mac_decoder", "--state-dir", str(state), *args]
+        inherited: tuple[int, ...] = ()
+        if key is not None:
+            reading, writing = os.pipe()
+            os.write(writing, key)
+            os.close(writing)
+            inherited = (reading,)
+            command += ["--key-fd", str(reading)]
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, pass_fds=inherited
+            )
+        for descriptor in inherited:
+            os.close(descriptor)
+        self.client = httpx.Client(timeout=30.0)
+        self.url = ""
+        self.lines: list[str] = []
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def await_ready(self) -> Decoder:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:"), self.log
+        self.url = line.split()[1]
+        return self
+
+    def get(self, path: str) -> httpx.Response:
+        return self.client.get(self.url + path, headers={"Connection": "close"})
+
+    def ready(self) -> int:
+        try:
+            return self.get("/ready").status_code
+        except httpx.TransportError:
+            return 0
+
+    def chat(self, **more: object) -> httpx.Response:
+        name = self.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": name, **CHAT, **more}
+        return self.client.post(self.url + "/v1/chat/completions", json=body)
+
+    def stream(self, body: object, in_the_middle: Callable[[], object]) -> None:
+        """Read a stream into ``lines``; do something after five of them."""
+        self.lines = []
+        url = self.url + "/v1/chat/completions"
+        with self.client.stream("POST", url, json=body) as stream:
+            for line in stream.iter_lines():
+                self.lines.append(line)
+                if len(self.lines) == 5:
+                    in_the_middle()
+
+    def child(self) -> psutil.Process:
+        return psutil.Process(self.process.pid).children()[0]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(15)
+
+    def close(self) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.stop()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Iterator[Callable[..., Decoder]]:
+    made: list[Decoder] = []
+
+    def make(*args: str, key: bytes | None = None) -> Decoder:
+        made.append(Decoder(tmp_path, *args, key=key))
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.close()
+
+
+def refused(running: Decoder, reason: str) -> str:
+    """The complaint of a decoder that must end with status 78."""
+    assert running.process.wait(60) == 78, running.log
+    complaint = running.log.strip().splitlines()
+    told = [line for line in complaint if line.startswith("baton serve: ")]
+    assert len(told) == 1, running.log
+    assert f"({reason})" in told[0]
+    assert "Traceback" not in running.log
+    return told[0]
+
+
+def test_it_serves_restarts_after_an_abort_and_stops(decoder, checkpoint):
+    running = decoder("--model", str(checkpoint("llama")), "--port", "0").await_ready()
+    assert running.ready() == 200
+    answer = running.chat(max_tokens=5).json()
+    assert answer["choices"][0]["finish_reason"] in ("length", "stop")
+    assert answer["baton"]["source"] == "local"
+
+    # A client in mid-stream gets an error that it can tell from an end.
+    name = running.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": name, **CHAT, "stream": True, "max_tokens": 2000}
+    first = running.child().pid
+    with pytest.raises(httpx.RemoteProtocolError):
+        running.stream(body, lambda: os.kill(first, signal.SIGABRT))
+    assert "data: [DONE]" not in running.lines
+
+    statuses: list[int] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not statuses or statuses[-1] != 200):
+        statuses.append(running.ready())
+        time.sleep(0.05)
+    assert statuses[-1] == 200
+    assert 503 in statuses
+    assert running.await_ready().child().pid != first
+    assert running.chat(max_tokens=5).json()["choices"] == answer["choices"]
+
+    # SIGTERM: the open stream ends with an error event, and soon.
+    running.stream(body, running.process.terminate)
+    events = [json.loads(line[6:]) for line in running.lines if line.startswith("data: {")]
+    assert "error" in events[-1]
+    assert running.process.wait(10) == 0
+
+
+def test_a_missing_model_is_told(decoder, tmp_path):
+    complaint = refused(
+        decoder("--model", str(tmp_path / "nowhere"), "--port", "0"), "model_missing"
+    )
+    assert "nowhere" in complaint
+
+
+def test_a_port_that_is_taken_is_told(decoder, checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        complaint = refused(
+            decoder("--model", str(checkpoint("llama")), "--port", port), "port_taken"
+        )
+    assert port in complaint
+
+
+def test_an_architecture_that_cannot_be_carried_over_is_told(decoder, checkpoint, tmp_path):
+    import shutil
+
+    copied = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), copied)
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "model_type": "jamba"}))
+    complaint = refused(decoder("--model", str(copied), "--port", "0"), "architecture_unsupported")
+    assert "jamba" in complaint
+
+
+def test_binding_elsewhere_without_keys_is_told(decoder, tmp_path):
+    refused(decoder("--model", str(tmp_path), "--host", "0.0.0.0"), "bind_needs_keys")
+
+
+def test_a_pairing_that_others_can_read_is_told(decoder, checkpoint, tmp_path):
+    path = tmp_path / "decoder.pairing"
+    path.write_text("{}")
+    path.chmod(0o644)
+    args = ("--model", str(checkpoint("llama")), "--producer", "wss://127.0.0.1:1")
+    refused(decoder(*args, "--port", "0", "--pairing", str(path)), "pairing_exposed")
