@@ -19,6 +19,7 @@ ON_NOTHING: Callable[[Any], None] = lambda _: None  # noqa: E731
 class Question:
     """A chat request: greedy, streamed. ``lane`` says who may prefill."""
 
+    model: str
     messages: tuple[dict[str, str], ...]
     max_tokens: int
     lane: str = "auto"
@@ -26,7 +27,7 @@ class Question:
     def body(self) -> dict[str, Any]:
         """The JSON body of the request."""
         return {
-            "model": "default",
+            "model": self.model,
             "messages": list(self.messages),
             "max_tokens": self.max_tokens,
             "temperature": 0,
@@ -58,6 +59,20 @@ class Answer:
         """Decode speed: tokens after the first, over the time after the first."""
         elapsed = self.total_ms - self.ttft_ms
         return (len(self.tokens) - 1) * 1000 / elapsed if elapsed > 0 and self.tokens else 0.0
+
+
+def served_model(url: str) -> str:
+    """The name under which a decoder serves its model; TransferError if it does not answer."""
+    try:
+        response = httpx.get(f"{url}/v1/models", timeout=30.0)
+        response.raise_for_status()
+        return str(response.json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        raise TransferError(
+            f"no decoder answers at {url}",
+            reason="decoder_unreachable",
+            found=type(error).__name__,
+        ) from error
 
 
 def ask(

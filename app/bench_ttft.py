@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from app.ask import Answer, Question, ask
+from app.ask import Answer, Question, ask, served_model
 from app.loopback import Loopback, loopback
 from app.terminal import err, out, print_json
 
@@ -101,7 +101,8 @@ def ttft(
 def _ask(pair: Loopback, text: str, label: str, lane: str) -> Answer:
     """One short answer. The label comes first, so that nothing held elsewhere is shared."""
     content = f"({label})\n\n{text}\n\nSummarise this in one sentence."
-    return ask(pair.url, Question(({"role": "user", "content": content},), 8, lane))
+    name, messages = served_model(pair.url), ({"role": "user", "content": content},)
+    return ask(pair.url, Question(name, messages, 8, lane))
 
 
 def _rate_as_slow_as_compute(answers: Sequence[Answer]) -> float:

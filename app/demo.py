@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from app.ask import Answer, Question, ask
+from app.ask import Answer, Question, ask, served_model
 from app.loopback import loopback
 from app.terminal import err, human_bytes, out, print_json, progress
 from protocol.errors import ConfigError
@@ -40,10 +41,12 @@ def demo(
     checkpoint = model if model is not None else ensure(cache_dir)
     messages = ({"role": "user", "content": f"{text}\n\n{question}"},)
     with loopback(checkpoint) as pair:
-        remote = _answer(pair.url, Question(messages, max_tokens, "remote"), question, as_json)
+        name = served_model(pair.url)
+        asked = Question(name, messages, max_tokens, "remote")
+        remote = _answer(pair.url, asked, question, as_json)
         local = None
         if compare_local:
-            local = _answer_locally(pair.url, Question(messages, max_tokens, "local"))
+            local = _answer_locally(pair.url, replace(asked, lane="local"))
         if as_json:
             print_json(summary(remote, local))
         else:

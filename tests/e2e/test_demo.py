@@ -1,0 +1,97 @@
+"""`baton demo` as a user runs it: real processes, real sockets, a tiny random checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEMO = [sys.executable, "-m", "app.cli", "demo"]
+
+
+def offspring(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process], within_s: float = 20.0) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return not alive
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("document") / "document.txt"
+    made.write_text("The ferry leaves at nine. It carries letters, bicycles and bread. " * 6)
+    return made
+
+
+def test_the_demo_answers_the_same_remotely_and_locally(checkpoint, document: Path) -> None:
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+    arguments += ["--question", "When does it leave?", "--max-tokens", "12"]
+    done = subprocess.run(
+        [*DEMO, *arguments, "--compare-local", "--json"], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["source"] == "remote"
+    assert found["prompt_tokens"] > 64
+    assert found["transferred_bytes"] > 0
+    assert found["same_tokens"] is True
+    assert found["ttft_ms"] > 0
+    assert found["local_ttft_ms"] > 0
+    assert {"compute", "wire", "verify", "install", "boundary_decode"} <= set(found["phases"])
+    assert found["answer"]
+
+
+def test_a_table_is_printed_for_people(checkpoint, document: Path) -> None:
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+    done = subprocess.run(
+        [*DEMO, *arguments, "--max-tokens", "4"], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    for title in ("prompt tokens", "who prefilled", "remote", "bytes shipped", "tokens/s"):
+        assert title in done.stdout
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_children_end_with_the_demo(checkpoint, document: Path, ending: signal.Signals) -> None:
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+    demo = subprocess.Popen(
+        [*DEMO, *arguments, "--max-tokens", "4", "--serve"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stderr is not None
+    with demo.stderr:
+        assert any("OpenAI endpoint" in line for line in demo.stderr)
+        children = offspring(demo.pid)
+        assert len(children) >= 4
+        os.kill(demo.pid, ending)
+        demo.wait(60)
+    assert all_gone(children)
+
+
+def test_a_document_that_is_no_text_is_a_sentence(checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
+    started = time.monotonic()
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(tmp_path / "binary")]
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 78
+    assert "document_unreadable" in done.stderr
+    assert time.monotonic() - started < 30
+
+
+def test_a_missing_model_is_a_sentence_and_leaves_nothing_running(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, "--model", str(tmp_path / "none")], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 78
+    assert "model_missing" in done.stderr
