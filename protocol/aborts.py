@@ -38,7 +38,7 @@ def to_abort(error: BatonError, generation: int) -> Abort:
         found=_note(error.found),
         expected=_note(error.expected),
         components=tuple(name for name in components if name in COMPONENTS),
-        retry_after_ms=min(max(int(seconds * 1000), 0), 86_400_000),
+        retry_after_ms=int(min(max(seconds, 0.0), 86_400.0) * 1000),
     )
 
 

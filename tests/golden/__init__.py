@@ -1,0 +1,1 @@
+"""Frozen bytes of every wire version."""

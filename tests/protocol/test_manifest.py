@@ -1,0 +1,79 @@
+"""What BEGIN must say: both sides count alike, and a schedule is bounded before it is walked."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import BatonError, ConfigError
+from protocol.layout import (
+    FullLayer,
+    Layout,
+    RecurrentLayer,
+    StateArray,
+    payload_bytes,
+    schedule,
+    spans,
+)
+from protocol.layouts_named import named
+from protocol.manifest import frames_at_most, require_carriable, spans_digest, totals
+from protocol.messages import MAX_TOKENS
+from tests.machines.joined import LAYOUT, Joined
+from tests.strategies import layouts, ranges
+
+
+@given(layouts(), ranges(), st.integers(1, 70))
+def test_totals_are_those_of_the_schedule(layout: Layout, ends: tuple[int, int], tile: int) -> None:
+    cut, end = ends
+    counted = totals(layout, cut, end, tile)
+    slots = list(schedule(layout, cut, end, tile))
+    assert counted.frames == len(slots) <= frames_at_most(layout, cut, end, tile)
+    assert counted.payload_bytes == sum(slot.nbytes for slot in slots)
+    assert counted.payload_bytes == payload_bytes(layout, cut, end)
+
+
+def test_the_spans_digest_is_what_the_readme_says() -> None:
+    expected = hashlib.sha256(b"baton spans 1")
+    for span in spans(LAYOUT, 2, 9):
+        expected.update(span.index.to_bytes(2, "big"))
+        expected.update(span.first.to_bytes(8, "big") + span.last.to_bytes(8, "big"))
+    assert spans_digest(LAYOUT, 2, 9) == expected.digest()
+    assert spans_digest(LAYOUT, 2, 9) != spans_digest(LAYOUT, 2, 8)
+
+
+def test_the_deepest_real_prompt_is_allowed() -> None:
+    assert totals(named("muse-glimmer"), 0, 131_071, 512).frames < 20_000
+
+
+def test_endless_schedules_are_refused_without_walking_them() -> None:
+    wide = Layout(tuple(FullLayer(index, 1, 1, 1, "float16") for index in range(1000)))
+    with pytest.raises(BatonError) as caught:
+        totals(wide, 0, MAX_TOKENS, 1)
+    assert caught.value.reason == "frames_too_many"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout((FullLayer(0, 1, (1 << 19) + 1, 1, "bfloat16"),)),
+        Layout((FullLayer(0, 1, 1, (1 << 19) + 1, "bfloat16"),)),
+        Layout(
+            (RecurrentLayer(0, tuple(StateArray(str(n), (1,), "float32") for n in range(255))),)
+        ),
+        Layout(tuple(FullLayer(0, 1, 1, 1, "float16") for _ in range((1 << 16) + 1))),
+    ],
+    ids=["keys", "values", "states", "layers"],
+)
+def test_a_layout_that_frames_cannot_carry_is_refused_at_once(layout: Layout) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_carriable(layout)
+    assert caught.value.reason == "layout_not_carriable"
+    with pytest.raises(ConfigError):
+        Joined(layout=layout)
+
+
+def test_the_largest_row_is_carried() -> None:
+    require_carriable(Layout((FullLayer(0, 1, 1 << 19, 1 << 19, "bfloat16"),)))
