@@ -7,12 +7,13 @@ tokens itself; then rows, states and the tokens that follow are compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 from rich.table import Table
 
 from protocol.checkpoint import Checkpoint, read_checkpoint
@@ -36,6 +37,9 @@ FOLLOWING: Final = 32
 
 STEP: Final = 64
 """Tile of MLX's own prefill."""
+
+MEMORY_SHARE: Final = 0.6
+"""How much of the available memory a probe may fill with weights."""
 
 KV_BOUND: Final = {"float32": 1e-3, "bfloat16": 1.5e-1, "float16": 2e-2}
 RECURRENT_BOUND: Final = 2e-2
@@ -117,18 +121,22 @@ def require_agreement(found: Agreement) -> None:
 
 
 def compare(model: Path) -> Agreement:
-    """Run the probe on a checkpoint. Blocking; needs both frameworks in this process."""
+    """Run the probe on a checkpoint. Blocking; needs both frameworks in this process.
+
+    Both compute in float32 where that fits in memory, so that what differs is meaning and
+    not rounding; else in the checkpoint's own dtype, with wider bounds.
+    """
     from mac_decoder.engine import model as decoder_side
     from mac_decoder.engine.prefill import LocalPrefill
     from mac_decoder.engine.probe import likeliest
     from mac_decoder.kv.install import build, extract
 
-    checkpoint = read_checkpoint(model)
-    loaded = decoder_side.load(checkpoint)
-    text = (files("app") / "demo_document.txt").read_text()
-    tokens = probe_tokens(loaded.tokenizer.encode(text), loaded.vocabulary)
+    checkpoint = in_float32(read_checkpoint(model))
+    # One framework after the other, so that the model is in memory once.
+    tokens = probe_tokens(checkpoint)
     end = len(tokens) - FOLLOWING
     theirs, shadow = prefill_with_torch(checkpoint, tokens, end)
+    loaded = decoder_side.load(checkpoint, cast=True)
     local = LocalPrefill(loaded.model, tokens[: end + 1], STEP)
     while local.remaining:
         local.advance()
@@ -147,10 +155,24 @@ def compare(model: Path) -> Agreement:
     )
 
 
-def probe_tokens(encoded: Sequence[int], vocabulary: int) -> list[int]:
+def in_float32(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, to be computed in float32, if memory allows it."""
+    bits = {"float32": 32, "bfloat16": 16, "float16": 16}[checkpoint.dtype]
+    if checkpoint.quantisation is not None:
+        bits = checkpoint.quantisation["bits"]
+    if checkpoint.nbytes * 32 / bits > psutil.virtual_memory().available * MEMORY_SHARE:
+        return checkpoint
+    layout = checkpoint.architecture.layout(checkpoint.config, "float32")
+    return replace(checkpoint, dtype="float32", layout=layout)
+
+
+def probe_tokens(checkpoint: Checkpoint) -> list[int]:
     """The probe's tokens: real text, repeated when a small tokenizer makes it short."""
+    from mac_decoder.engine.probe import encode
+
+    text = (files("app") / "demo_document.txt").read_text()
     wanted = PROBE_TOKENS + FOLLOWING
-    found = [token for token in encoded if token < vocabulary]
+    found = encode(checkpoint.path, text)
     while len(found) < wanted:
         found += found
     return found[:wanted]

@@ -15,6 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from mac_decoder.engine.weights import adapted
+from mac_decoder.kv.elements import mlx_dtype
 from mac_decoder.kv.install import layout_of
 from protocol.checkpoint import Checkpoint
 from protocol.errors import ConfigError
@@ -40,8 +41,11 @@ class LoadedModel:
         return self.checkpoint.layout
 
 
-def load(checkpoint: Checkpoint) -> LoadedModel:
+def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
     """Load weights and tokenizer; on the MLX thread.
+
+    With ``cast`` floating-point weights are cast to ``checkpoint.dtype``, which then is not
+    the file's: a probe compares meaning in fp32, where rounding hides nothing.
 
     Raises ``ConfigError``: ``model_unloadable`` when mlx-lm cannot read the checkpoint,
     ``cache_kind_unsupported``, ``layout_differs`` when the model's own caches are not what the
@@ -67,6 +71,8 @@ def load(checkpoint: Checkpoint) -> LoadedModel:
             field="model_type",
             found=architecture.name,
         ) from error
+    if cast:
+        model.set_dtype(mlx_dtype(checkpoint.dtype))
     _check_layout(model, checkpoint.layout)
     vocabulary = _check_finite(model)
     tokenizer = load_tokenizer(checkpoint.path, eos_token_ids=config.get("eos_token_id"))

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+
+def encode(model_dir: Path, text: str) -> list[int]:
+    """The tokens of ``text``, by the checkpoint's tokenizer alone."""
+    return [int(token) for token in load_tokenizer(model_dir).encode(text)]
 
 
 def likeliest(model: Any, caches: list[Any], tokens: Sequence[int]) -> list[int]:
