@@ -143,33 +143,37 @@ class Connection:
         assert machine is not None
         while True:
             wire.limit_text(machine.text_limit)
-            for raw in wire.poll(self._timeout(time.monotonic())):
+            deadline = self._deadline(machine)
+            for raw in wire.poll(max(0.0, deadline - time.monotonic())):
                 self._handle(machine.receive_text(raw, time.monotonic()))
                 self._flush()
             if wire.closing:
                 self._end_transfer()
                 machine.eof(time.monotonic())
                 return
-            if not self._ready and time.monotonic() >= self._handshake_until:
-                raise TransferError("The handshake took too long.", reason="handshake_timeout")
-            self._handle(machine.tick(time.monotonic()))
+            if (now := time.monotonic()) >= deadline:
+                self._let_pass(machine, now)
             self._advance()
             self._flush()
             if self._stopping.is_set():
                 self._withdraw(self._device.fault or _stopping_error())
                 return
 
-    def _timeout(self, now: float) -> float:
-        assert self._machine is not None
-        deadline = self._machine.deadline()
-        timeout = 60.0 if deadline is None else deadline - now
+    def _deadline(self, machine: ProducerHandoff) -> float:
+        """When the loop must look again, whatever the socket does."""
+        now = time.monotonic()
+        deadline = machine.deadline() or now + 60.0
         if not self._ready:
-            timeout = min(timeout, self._handshake_until - now)
+            deadline = min(deadline, self._handshake_until)
         if self._transfer is not None:
-            timeout = min(timeout, _LOOK_AROUND_S)
-            if pause := self._offer.throttle.wait_s(now):
-                timeout = min(timeout, pause)
-        return max(0.0, timeout)
+            pause = self._offer.throttle.wait_s(now) or _LOOK_AROUND_S
+            deadline = min(deadline, now + pause)
+        return deadline
+
+    def _let_pass(self, machine: ProducerHandoff, now: float) -> None:
+        if not self._ready and now >= self._handshake_until:
+            raise TransferError("The handshake took too long.", reason="handshake_timeout")
+        self._handle(machine.tick(now))
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:

@@ -59,6 +59,9 @@ class Wire:
         self._waker, self._wake_end = socket.socketpair()
         self._waker.setblocking(False)
         self._wake_end.setblocking(False)
+        self._poller = select.poll()
+        self._poller.register(self._wake_end, select.POLLIN)
+        self._interest = 0
         self.closed = False
         self.pending = 0
         self.written = 0
@@ -194,14 +197,14 @@ class Wire:
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         interest = select.POLLIN
-        if self._out and not self._write_after_read:
-            interest |= select.POLLOUT
-        poller = select.poll()
-        poller.register(self._socket, interest)
-        poller.register(self._wake_end, select.POLLIN)
         if self._out:
             timeout_s = min(timeout_s, self._stall_s)
-        found = dict(poller.poll(max(0.0, timeout_s) * 1000))
+            if not self._write_after_read:
+                interest |= select.POLLOUT
+        if interest != self._interest:
+            self._interest = interest
+            self._poller.register(self._socket, interest)
+        found = dict(self._poller.poll(max(0.0, timeout_s) * 1000))
         if self._wake_end.fileno() in found:
             self._wake_end.recv(64)
             self._woken = False  # only now: a wake-up in between is seen after poll returns

@@ -102,9 +102,12 @@ class Peer:
         self.socket.close()
 
     def flush(self) -> None:
-        """Send what the machine has queued."""
-        for raw in self.machine.outgoing():
-            self.socket.send(raw, text=True)
+        """Send what the machine has queued. Raises ``Closed``."""
+        try:
+            for raw in self.machine.outgoing():
+                self.socket.send(raw, text=True)
+        except ConnectionClosed as error:
+            raise Closed from error
 
     def handshake(self) -> Peer:
         """Prove the key and be ready."""
