@@ -160,7 +160,6 @@ class DecoderHandoff(Machine):
         if generation <= self._generation:
             raise LocalProtocolError("generations must ascend on a connection")
         allowed_s = self._timing.total_s(end) if deadline_s is None else deadline_s
-        credit = min(credit, limits.max_credit)
         with self._own():
             prefill = Prefill(
                 request=request_id,
@@ -170,7 +169,7 @@ class DecoderHandoff(Machine):
                 cut=cut,
                 extra_cuts=extra_cuts,
                 deadline_ms=round(allowed_s * 1000),
-                credit=credit,
+                credit=min(credit, limits.max_credit),
                 tokens=encode_tokens(tokens),
             )
             raw = encode(prefill)
@@ -181,7 +180,7 @@ class DecoderHandoff(Machine):
         self._queue.append(raw)
         self._generation = generation
         self._prefill, self._raw_prefill, self._lowest_cut = prefill, raw, lowest
-        self._credit = self._granted = credit
+        self._credit = self._granted = prefill.credit
         self._started = now
         self._total_at = now + allowed_s
         self._rearm(now)
@@ -350,7 +349,8 @@ class DecoderHandoff(Machine):
 
     def _grant(self) -> None:
         """Give credit back in halves of what was given first, never beyond the last frame."""
-        assert self._begin is not None and self._prefill is not None
+        assert self._begin is not None
+        assert self._prefill is not None
         frames_left = self._begin.frames - self._granted
         if frames_left > 0 and self._owed >= max(1, self._prefill.credit // 2):
             granted = min(self._owed, frames_left)

@@ -163,7 +163,7 @@ class Machine:
         """Refuse our own values as misuse where a peer would refuse them on arrival."""
         try:
             yield
-        except (msgspec.ValidationError, PeerProtocolError, ValueError) as error:
+        except (msgspec.ValidationError, PeerProtocolError, ValueError, OverflowError) as error:
             raise LocalProtocolError(f"out of bounds: {error}") from error
 
     def _rearm(self, now: float) -> None:

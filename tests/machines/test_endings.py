@@ -385,6 +385,7 @@ def test_misuse_is_told_apart_and_changes_nothing() -> None:
         {"extra_cuts": (0,)},
         {"credit": 0},
         {"deadline_s": 0.0},
+        {"deadline_s": float("inf")},
         {"tokens": [1 << 32]},
         {"tokens": [-1]},
         {"tokens": []},
