@@ -37,7 +37,7 @@ def host_name(authority: str) -> str | None:
     if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
         return None
     host = parts.hostname
-    return host.rstrip(".") if host else None
+    return host.lower().rstrip(".") if host else None
 
 
 class HostGuard:

@@ -221,6 +221,8 @@ class Answer(Response):
                     continue
                 except StopAsyncIteration:
                     raise self._trouble or _closing() from None
+                if self._trouble is not None:
+                    raise self._trouble
                 if index not in self._left:
                     continue
                 choice = self._jobs[index].choice

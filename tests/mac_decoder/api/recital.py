@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def make_recital(path: Path) -> Recital:
     for name, script in {**SCRIPTS, "endless": [*ENDLESS, ENDLESS[0]]}.items():
         tokens = [_token(tokenizer, piece) for piece in script]
         heads[name] = tokens[0]
-        for before, after in zip(tokens, tokens[1:], strict=False):
+        for before, after in pairwise(tokens):
             table[after, before] = SURE
         table[tokens[0], tokenizer.convert_tokens_to_ids(f"[{name}]")] = SURE
         table[tokens[0], [chat_end, calm_end]] = END + LIKELY
