@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mac_decoder.handoff.trust import Trust
@@ -24,7 +24,9 @@ from protocol.outstanding import Outstanding
 CONNECT_S = 3.0
 """Time for name, TCP, TLS and WebSocket handshakes together."""
 
-_CLOSE_NORMAL = 1000
+_TICK_S = 0.05
+"""How late a deadline may be noticed while frames stream in."""
+
 _CLOSE_GOING_AWAY = 1001
 _CLOSE_POLICY = 1008
 
@@ -64,6 +66,7 @@ class Connection:
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._began = 0.0
+        self._tick_at = 0.0
 
     @classmethod
     def open(cls, producer: Producer, stopped: Callable[[], bool]) -> Connection:
@@ -111,7 +114,11 @@ class Connection:
         ``place`` says where a frame's payload belongs.
         """
         with self._ending():
-            events = self.machine.tick(time.monotonic())
+            now = time.monotonic()
+            events: list[Event] = []
+            if now >= self._tick_at:
+                events = self.machine.tick(now)
+                self._tick_at = now + _TICK_S
             self._place = place
             try:
                 came = self.wire.receive(self._admit, self.machine.text_limit)
@@ -194,13 +201,26 @@ class Connection:
         self._slot, self._began = slot, now
         return self._place(slot)
 
-    @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Whatever goes wrong ends the connection, with the reason told if it still can be."""
-        try:
-            yield
-        except BaseException:
+    def _ending(self) -> _Ending:
+        return _Ending(self)
+
+
+class _Ending:
+    """Whatever goes wrong inside ends the connection, with the reason told if it still can be.
+
+    A class, since a generator's context costs more than all else that happens to a frame.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             with contextlib.suppress(BatonError):
-                self.flush()
-            self.close(_CLOSE_POLICY)
-            raise
+                self._connection.flush()
+            self._connection.close(_CLOSE_POLICY)
