@@ -1,8 +1,7 @@
 """Tiny random checkpoints, one per architecture (and variant), saved in transformers' format.
 
-``make(name, path)`` builds ``tiny_models.NAMES[name]`` with a fixed seed and weights of standard
-deviation 0.2, so that the output depends on every position and on all of the history. A
-tokenizer with a chat template lies beside the weights. Everything is deterministic: the same
+``make(name, path)`` builds ``tiny_models.NAMES[name]`` with a fixed seed and weights so wide
+that the output depends on every position and on all of the history. A tokenizer with a chat template lies beside the weights. Everything is deterministic: the same
 name and dtype give the same bytes.
 """
 
@@ -23,11 +22,14 @@ def make(
     dtype: str = "float32",
     seed: int = 0,
     reasoning: bool = False,
+    spread: float = 0.2,
 ) -> Path:
     """Write the checkpoint ``name`` into the new directory ``path`` and return it.
 
     ``dtype`` is that of all weights (``float32``, ``bfloat16`` or ``float16``); another
-    ``seed`` gives a model with other weights; ``reasoning`` adds thinking marks.
+    ``seed`` gives a model with other weights; ``reasoning`` adds thinking marks. ``spread`` is
+    the standard deviation of matrices: at 1/8 a layer of width 64 keeps the size of what goes
+    through it, so that rounding noise does not grow from layer to layer.
     """
     import torch
 
@@ -36,14 +38,14 @@ def make(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = NAMES[name]().float().eval()
-        _randomise(model)
+        _randomise(model, spread)
     model.to(getattr(torch, dtype)).save_pretrained(path)
     _set_end_of_turn(path)
     save_tokenizer(path, reasoning=reasoning)
     return path
 
 
-def _randomise(model: Any) -> None:
+def _randomise(model: Any, spread: float) -> None:
     """Give every parameter a spread at which logits depend on position and history."""
     import torch
 
@@ -52,7 +54,7 @@ def _randomise(model: Any) -> None:
             if "A_log" in name:
                 parameter.add_(0.05 * torch.randn_like(parameter))
             elif parameter.dim() >= 2:
-                torch.nn.init.normal_(parameter, std=0.2)
+                torch.nn.init.normal_(parameter, std=spread)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
