@@ -201,7 +201,7 @@ class Connection:
         end = len(event.tokens)
         span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
         key = hashlib.sha256(span + prefill.tokens).digest()
-        work = Work(key, event.tokens.tolist(), prefill.cut, end)
+        work = Work(key, event.tokens, prefill.cut, end)
         name = f"{id(self)}/{prefill.generation}"
         facts = {"peer": self.peer, "request": prefill.request, "generation": prefill.generation}
         try:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gb10_producer.backlog import Backlog, Pool, Reader
 from gb10_producer.jobs import JobQueue, Withdrawal
@@ -26,7 +29,7 @@ class Work:
     """What to compute: rows of ``[cut, end)`` of ``tokens``. Equal ``key``, equal rows."""
 
     key: bytes
-    tokens: Sequence[int]
+    tokens: NDArray[np.uint32] = field(repr=False)
     cut: int
     end: int
 
@@ -230,7 +233,7 @@ class Device:
         with self._ledger.reserve(needed):
             self.prefills += 1
             return self._prefiller.prefill(
-                work.tokens, work.cut, work.end, job.backlog.put, cancelled, progress
+                work.tokens.tolist(), work.cut, work.end, job.backlog.put, cancelled, progress
             )
 
     def _finish(self, number: int, job: _Job, computed: int, error: BatonError | None) -> None:

@@ -7,7 +7,7 @@ asking for too much can hang the machine; so the budget comes from MemAvailable,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -39,11 +39,12 @@ def prefill_bytes(layout: Layout, end: int, tile: int) -> int:
 
 
 class Ledger:
-    """Reserved bytes against a limit fixed at start. Thread-safe."""
+    """Reserved bytes against a limit fixed at start, and against what is free. Thread-safe."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, free: Callable[[], int] = available_bytes) -> None:
         self.limit = limit
         self.reserved = 0
+        self._free = free
         self._lock = threading.Lock()
 
     def check(self, nbytes: int) -> None:
@@ -63,7 +64,7 @@ class Ledger:
         """Hold ``nbytes``. Raises ``CapacityError`` when they are not to be had now."""
         self.check(nbytes)
         with self._lock:
-            free = min(self.limit - self.reserved, available_bytes() - FLOOR_BYTES // 2)
+            free = min(self.limit - self.reserved, self._free() - FLOOR_BYTES // 2)
             if nbytes > free:
                 raise CapacityError(
                     "The producer's memory is taken at the moment.",
@@ -81,15 +82,12 @@ class Ledger:
                 self.reserved -= nbytes
 
 
-def require_room(needed: int, cap: int | None, what: str, device_free: int | None = None) -> None:
-    """Check before a load that ``needed`` bytes fit under MemAvailable and the cap.
+def require_room(needed: int, free: int, cap: int | None, what: str) -> int:
+    """The bytes of ``free`` that may be used, less a floor and under the cap.
 
-    ``device_free``: free bytes of a device with memory of its own, which then counts instead.
-    Raises ``ConfigError`` (``not_enough_memory``).
+    Raises ``ConfigError`` (``not_enough_memory``) when ``what`` needs more.
     """
-    limit = (available_bytes() if device_free is None else device_free) - FLOOR_BYTES
-    if cap is not None:
-        limit = min(limit, cap)
+    limit = free - FLOOR_BYTES if cap is None else min(free - FLOOR_BYTES, cap)
     if needed > limit:
         raise ConfigError(
             f"Not enough memory for {what}: {_gib(needed)} needed, {_gib(max(0, limit))} free.",
@@ -99,6 +97,7 @@ def require_room(needed: int, cap: int | None, what: str, device_free: int | Non
             expected=needed,
             hint="Close other programs, raise --memory-limit, or use a smaller model.",
         )
+    return limit
 
 
 def _gib(nbytes: int) -> str:

@@ -21,7 +21,6 @@ from gb10_producer.config import EXIT_CONFIG, ProducerConfig, check
 from gb10_producer.connection import Offer
 from gb10_producer.device import Device
 from gb10_producer.memory import (
-    FLOOR_BYTES,
     Ledger,
     available_bytes,
     prefill_bytes,
@@ -45,12 +44,17 @@ _STOP_S = 8.0
 
 @dataclass(frozen=True)
 class Source:
-    """What computes, and what it is a source of; ``vocabulary`` bounds token ids."""
+    """What computes, and what it is a source of; ``vocabulary`` bounds token ids.
+
+    ``weights`` is the bytes that are loaded, ``free`` says how many more its device has.
+    """
 
     prefiller: Prefiller
     identity: Identity
     max_tokens: int
     vocabulary: int
+    weights: int = 0
+    free: Callable[[], int] = available_bytes
 
 
 def say_ready(url: str) -> None:
@@ -91,7 +95,7 @@ def serve(
     require_trust_for(config.host, trust)
     with bind(config.host, config.port) as listener:
         source = _source(config)
-        ledger = Ledger(_cache_budget(config))
+        ledger = Ledger(_cache_budget(config, source), source.free)
         probe(source.prefiller, ledger)
         device = Device(
             source.prefiller,
@@ -112,11 +116,13 @@ def serve(
         log.info("stopping")
         tidy = server.stop(_STOP_S / 2)
         tidy = device.stop(_STOP_S / 2) and tidy
-    if device.fault is not None:
-        return EXIT_ENGINE_FAULT
+    status = 0 if device.fault is None else EXIT_ENGINE_FAULT
     if not tidy:
+        # A thread in the middle of a kernel or a driver call would outlive the interpreter.
         log.warning("threads were still busy at exit")
-    return 0
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _offer(config: ProducerConfig, source: Source, trust: Trust) -> Offer:
@@ -159,18 +165,27 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
     from gb10_producer.prefill import TorchPrefiller
 
     device = models.choose_device(config.device)
-    free = models.discrete_free_bytes(device)
+    discrete = models.discrete_free_bytes(device) is not None
+
+    def free() -> int:
+        return (models.discrete_free_bytes(device) or 0) if discrete else available_bytes()
+
     weights = loaded_bytes(checkpoint.nbytes, checkpoint.quantisation, checkpoint.dtype)
-    require_room(weights, config.memory_limit, checkpoint.name, free)
+    require_room(weights, free(), config.memory_limit, checkpoint.name)
     loaded = models.load(
         checkpoint,
         config.device,
         threads=config.threads,
         progress=sys.stderr.isatty(),
     )
-    vocabulary = int(text_config(checkpoint.config)["vocab_size"])
-    max_tokens = min(checkpoint.max_context, MAX_TOKENS)
-    return Source(TorchPrefiller(loaded, config.tile), checkpoint.identity, max_tokens, vocabulary)
+    return Source(
+        TorchPrefiller(loaded, config.tile),
+        checkpoint.identity,
+        max_tokens=min(checkpoint.max_context, MAX_TOKENS),
+        vocabulary=int(text_config(checkpoint.config)["vocab_size"]),
+        weights=weights,
+        free=free,
+    )
 
 
 def loaded_bytes(nbytes: int, quantisation: dict | None, dtype: str) -> int:
@@ -189,22 +204,11 @@ def _digest_cache(config: ProducerConfig) -> Path:
     return root / "digests.json"
 
 
-def _cache_budget(config: ProducerConfig) -> int:
-    """Bytes for caches after the weights are in: MemAvailable less a floor, under the cap."""
-    import psutil
-
-    limit = available_bytes() - FLOOR_BYTES
-    if config.memory_limit is not None:
-        limit = min(limit, config.memory_limit - psutil.Process().memory_info().rss)
-    if limit <= 0:
-        raise ConfigError(
-            "No memory is left for caches once the model is loaded.",
-            reason="not_enough_memory",
-            field="memory",
-            found=limit,
-            hint="Close other programs, raise --memory-limit, or use a smaller model.",
-        )
-    return limit
+def _cache_budget(config: ProducerConfig, source: Source) -> int:
+    """Bytes for caches once the weights are in. Raises ``ConfigError`` when none is of use."""
+    cap = None if config.memory_limit is None else config.memory_limit - source.weights
+    needed = prefill_bytes(source.prefiller.layout, _PROBE_TOKENS, source.prefiller.tile)
+    return require_room(needed, source.free(), cap, "the smallest cache beside the weights")
 
 
 def probe(prefiller: Prefiller, ledger: Ledger) -> None:

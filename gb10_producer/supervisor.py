@@ -1,9 +1,9 @@
 """Keeps a producer running: starts the child, restarts it after a fault, gives up in time.
 
 A device that fails takes its process with it (exit 75, or a signal from the driver), and a new
-process usually finds it well again. Three starts in a row that never became ready, or died soon
-after, mean that it is not: then the supervisor says so and ends. Other exit statuses are the
-child's last word: 0 was asked for, 78 needs a person.
+process usually finds it well again. Three starts in a row that never became ready mean that it
+is not: then the supervisor says so and ends. Other exit statuses are the child's last word: 0
+was asked for, 78 needs a person.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Policy:
-    """When to start again; seconds. ``settled_s`` of service make a start a good one."""
+    """When to start again; seconds.
+
+    A start has failed when the child ended before it was ready. A child that was ready and died
+    within ``settled_s`` started well, but ``quick_deaths`` of them in a row are as bad.
+    """
 
     failed_starts: int = 3
+    quick_deaths: int = 10
     settled_s: float = 30.0
     first_pause_s: float = 0.5
     longest_pause_s: float = 30.0
@@ -45,7 +50,10 @@ class Record:
     """What the starts so far say. Pure: the supervisor asks it after each end of a child."""
 
     policy: Policy
-    failures: int = 0
+    failed: int = 0
+    """Starts in a row that never became ready."""
+    deaths: int = 0
+    """Faults in a row without a settled service between them."""
 
     def ended(self, status: int, ready: bool, served_s: float) -> float | None:
         """Seconds to wait before the next start; ``None``: do not start again.
@@ -54,12 +62,17 @@ class Record:
         """
         if status >= 0 and status != EXIT_ENGINE_FAULT:
             return None
-        settled = ready and served_s >= self.policy.settled_s
-        self.failures = 1 if settled else self.failures + 1
-        if self.failures >= self.policy.failed_starts:
+        self.failed = 0 if ready else self.failed + 1
+        self.deaths = 1 if ready and served_s >= self.policy.settled_s else self.deaths + 1
+        if self.latched:
             return None
-        pause = self.policy.first_pause_s * 2 ** (self.failures - 1)
+        pause = self.policy.first_pause_s * 2 ** (self.deaths - 1)
         return min(pause, self.policy.longest_pause_s)
+
+    @property
+    def latched(self) -> bool:
+        """Whether another start is pointless."""
+        return self.failed >= self.policy.failed_starts or self.deaths >= self.policy.quick_deaths
 
 
 class Supervisor:
@@ -97,16 +110,16 @@ class Supervisor:
                 return self._last_word(status, record)
             log.warning(
                 "the producer failed and is started again",
-                extra={"status": status, "failures": record.failures, "pause_s": pause},
+                extra={"status": status, "faults": record.deaths, "pause_s": pause},
             )
             if self._asked.wait(pause):
                 return 0
 
     def _last_word(self, status: int, record: Record) -> int:
-        if record.failures >= self._policy.failed_starts:
+        if record.latched:
             logs.complain(
                 EngineFault(
-                    f"The producer failed {record.failures} times in a row and stays off.",
+                    f"The producer failed {record.deaths} times in a row and stays off.",
                     reason="producer_latched_off",
                     found=f"signal {-status}" if status < 0 else f"exit status {status}",
                     hint="See its log above; restart the machine if its device hangs.",

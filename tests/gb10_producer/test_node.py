@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +24,15 @@ from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Rows
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.trust import load_record, make_pairing
-from protocol.errors import CapacityError, ConfigError, EngineFault
+from protocol.errors import (
+    EXIT_ENGINE_FAULT,
+    CapacityError,
+    ConfigError,
+    EngineFault,
+    TransferError,
+)
 from protocol.handoff import Sealed
-from protocol.layouts_named import muse_glimmer
+from protocol.layouts_named import muse_glimmer, stand_in_identity
 from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
 from tests.gb10_producer.producer import wait_until
 from tests.gb10_producer.test_server import client_context
@@ -243,6 +251,32 @@ def test_the_probe_counts_what_a_prefill_emits() -> None:
     assert failed.value.reason == "probe_failed"
     with pytest.raises(CapacityError):
         node.probe(Synthetic(MIXED, 16), Ledger(1000))
+
+
+class Broken(Synthetic):
+    """Works for the probe, then never again."""
+
+    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+        if end > 40:
+            raise EngineFault("the device is gone")
+        return super().prefill(tokens, cut, end, emit, cancelled, progress)
+
+
+def test_a_device_fault_ends_the_process_with_75(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = node.Source(Broken(MIXED, 16), stand_in_identity(MIXED), 1000, 1000)
+    monkeypatch.setattr(node, "_source", lambda config: source)
+    config = parse(["--synthetic", "x", "--port", "0", "--key-fd", str(key_pipe())]).config
+    urls: queue.Queue[str] = queue.Queue()
+    statuses: queue.Queue[int] = queue.Queue()
+    thread = threading.Thread(target=lambda: statuses.put(node.serve(config, None, urls.put)))
+    thread.start()
+    with Peer(urls.get(timeout=10.0)) as peer:
+        peer.handshake().start(range(60))
+        with pytest.raises(TransferError) as failed:
+            peer.until(Sealed)
+    assert failed.value.reason == "peer_engine_fault"
+    assert statuses.get(timeout=10.0) == EXIT_ENGINE_FAULT
+    thread.join()
 
 
 def test_quantised_weights_are_counted_as_they_will_be_in_memory() -> None:

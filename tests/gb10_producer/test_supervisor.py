@@ -24,16 +24,22 @@ QUICK = Policy(first_pause_s=0.01, longest_pause_s=0.02, settled_s=0.5, grace_s=
 def test_three_failed_starts_in_a_row_latch_off() -> None:
     record = Record(Policy(first_pause_s=1.0))
     assert record.ended(75, False, 0.0) == 1.0
-    assert record.ended(-11, True, 2.0) == 2.0
+    assert record.ended(-11, False, 0.0) == 2.0
     assert record.ended(75, False, 0.0) is None
 
 
-def test_a_start_that_served_for_a_while_forgives_the_earlier_ones() -> None:
+def test_a_start_that_became_ready_is_no_failed_start() -> None:
     record = Record(Policy(first_pause_s=1.0, settled_s=30.0))
     record.ended(75, False, 0.0)
     record.ended(75, False, 0.0)
-    assert record.ended(-6, True, 31.0) == 1.0
-    assert record.failures == 1
+    assert record.ended(-9, True, 2.0) == 4.0
+    assert record.ended(75, False, 0.0) == 8.0
+    assert record.ended(-6, True, 31.0) == 1.0, "and one that served forgives the pauses too"
+
+
+def test_dying_soon_after_every_start_latches_in_the_end() -> None:
+    record = Record(Policy(quick_deaths=4))
+    assert [record.ended(-11, True, 1.0) is None for _ in range(4)] == [False] * 3 + [True]
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 78])
@@ -42,16 +48,17 @@ def test_other_exit_statuses_are_the_last_word(status: int) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([75, -6, -9, -11]), st.booleans(), st.floats(0, 100))))
-def test_pauses_are_bounded_and_the_latch_needs_three_in_a_row(
+def test_pauses_are_bounded_and_only_a_row_of_faults_latches(
     ends: list[tuple[int, bool, float]],
 ) -> None:
     policy = Policy()
     record = Record(policy)
-    row = 0
+    failed = deaths = 0
     for status, ready, served in ends:
         pause = record.ended(status, ready, served)
-        row = 1 if ready and served >= policy.settled_s else row + 1
-        if row >= policy.failed_starts:
+        failed = 0 if ready else failed + 1
+        deaths = 1 if ready and served >= policy.settled_s else deaths + 1
+        if failed == policy.failed_starts or deaths == policy.quick_deaths:
             assert pause is None
             return
         assert pause is not None
