@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 
@@ -21,7 +22,7 @@ def likeliest(model: Any, caches: list[Any], tokens: Sequence[int]) -> list[int]
     The caches move on by ``len(tokens)`` positions. On the MLX thread.
     """
     logits = model(mx.array([list(tokens)]), cache=caches)
-    return [int(token) for token in mx.argmax(logits[0], axis=-1).tolist()]
+    return [int(token) for token in np.array(mx.argmax(logits[0], axis=-1))]
 
 
 def greedy(model: Any, caches: list[Any], boundary: int, count: int) -> list[int]:

@@ -36,7 +36,10 @@ def test_the_demo_answers_the_same_remotely_and_locally(checkpoint, document: Pa
     arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
     arguments += ["--question", "When does it leave?", "--max-tokens", "12"]
     done = subprocess.run(
-        [*DEMO, *arguments, "--compare-local", "--json"], capture_output=True, text=True, timeout=170
+        [*DEMO, *arguments, "--compare-local", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -50,33 +53,37 @@ def test_the_demo_answers_the_same_remotely_and_locally(checkpoint, document: Pa
     assert found["answer"]
 
 
-def test_a_table_is_printed_for_people(checkpoint, document: Path) -> None:
-    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
-    done = subprocess.run(
-        [*DEMO, *arguments, "--max-tokens", "4"], capture_output=True, text=True, timeout=170
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_table_is_printed_and_ctrl_c_ends_everything(checkpoint, document: Path) -> None:
+    demo, children = serving(checkpoint("llama"), document)
+    os.kill(demo.pid, signal.SIGINT)
+    printed, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0
+    assert all_gone(children)
     for title in ("prompt tokens", "who prefilled", "remote", "bytes shipped", "tokens/s"):
-        assert title in done.stdout
+        assert title in printed
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_children_end_with_the_demo(checkpoint, document: Path, ending: signal.Signals) -> None:
-    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+def test_children_end_even_when_the_demo_is_killed(checkpoint, document: Path) -> None:
+    demo, children = serving(checkpoint("llama"), document)
+    os.kill(demo.pid, signal.SIGKILL)
+    demo.communicate(timeout=60)
+    assert all_gone(children)
+
+
+def serving(model: Path, document: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A demo that has answered and keeps serving, and all its descendants."""
+    arguments = ["--model", str(model), "--document", str(document), "--max-tokens", "4"]
     demo = subprocess.Popen(
-        [*DEMO, *arguments, "--max-tokens", "4", "--serve"],
-        stdout=subprocess.DEVNULL,
+        [*DEMO, *arguments, "--serve"],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert demo.stderr is not None
-    with demo.stderr:
-        assert any("OpenAI endpoint" in line for line in demo.stderr)
-        children = offspring(demo.pid)
-        assert len(children) >= 4
-        os.kill(demo.pid, ending)
-        demo.wait(60)
-    assert all_gone(children)
+    assert any("OpenAI endpoint" in line for line in demo.stderr)
+    children = offspring(demo.pid)
+    assert len(children) >= 4
+    return demo, children
 
 
 def test_a_document_that_is_no_text_is_a_sentence(checkpoint, tmp_path: Path) -> None:
