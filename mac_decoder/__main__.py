@@ -36,7 +36,7 @@ def look_ahead(config: DecoderConfig) -> None:
     """
     resolve(read_config(Path(config.model)))
     if config.producer is not None and config.pairing is not None:
-        trust_of_file(Path(config.pairing), secure=config.producer.startswith("wss:"))
+        trust_of_file(Path(config.pairing))
 
 
 def _child(descriptor: int) -> int:

@@ -127,14 +127,14 @@ def _check_producer(config: DecoderConfig, url: str) -> None:
             field="producer",
             expected="wss://HOST:PORT, or ws://127.0.0.1:PORT",
         )
-    if scheme == "ws" and not is_loopback(host):
+    if scheme == "ws" and (not is_loopback(host) or config.pairing is not None):
         raise ConfigError(
-            "a producer on another machine is reached by TLS alone",
+            "a paired producer, or one on another machine, is reached by TLS alone",
             reason="producer_needs_tls",
             field="producer",
             hint="give a wss:// address and the file that pairing made",
         )
-    if config.pairing is None and (config.key is None or scheme == "wss"):
+    if (config.pairing if scheme == "wss" else config.key) is None:
         raise ConfigError(
             "the producer's pairing is missing",
             reason="producer_needs_key",

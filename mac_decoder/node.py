@@ -191,15 +191,15 @@ class _Node:
         url = self._config.producer
         if url is None:
             return None
-        trust = self._trust(url)
+        trust = self._trust()
         producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
         pairing = trust.pairing
         path = self._config.state_path / "generations.json"
         return ProducerLink(producer, Generations(path, pairing.key, pairing.epoch))
 
-    def _trust(self, url: str) -> Trust:
+    def _trust(self) -> Trust:
         if self._config.pairing is not None:
-            return trust_of_file(Path(self._config.pairing), secure=url.startswith("wss:"))
+            return trust_of_file(Path(self._config.pairing))
         assert self._config.key is not None  # config.check saw to it
         return trust_of_key(self._config.key)
 

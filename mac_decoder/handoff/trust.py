@@ -67,15 +67,13 @@ def trust_of_key(key: bytes) -> Trust:
     return Trust(Pairing(key, 0))
 
 
-def trust_of_file(path: Path, *, secure: bool) -> Trust:
-    """Trust by the decoder's pairing file; ``secure``: the connection uses TLS.
+def trust_of_file(path: Path) -> Trust:
+    """Trust by the decoder's pairing file, with TLS.
 
     Raises ``ConfigError``: ``pairing_missing``, ``pairing_exposed`` (others may read it),
     ``pairing_unreadable``, ``pairing_of_other_side``.
     """
     record = _read(path)
-    if not secure:
-        return Trust(record.pairing)
     return Trust(record.pairing, record.fingerprints, _context(record))
 
 

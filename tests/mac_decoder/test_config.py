@@ -108,6 +108,7 @@ def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
         ({"producer": "wss://"}, "producer_url_invalid"),
         ({"producer": "ws://box:1", "key": KEY}, "producer_needs_tls"),
         ({"producer": "ws://10.0.0.2:1", "pairing": "p"}, "producer_needs_tls"),
+        ({"producer": "ws://127.0.0.1:1", "pairing": "p"}, "producer_needs_tls"),
         ({"producer": "wss://box:1"}, "producer_needs_key"),
         ({"producer": "wss://box:1", "key": KEY}, "producer_needs_key"),
         ({"producer": "ws://127.0.0.1:1"}, "producer_needs_key"),
@@ -131,7 +132,7 @@ def test_what_cannot_be_served_is_refused(changes, reason):
         {"host": "localhost"},
         {"producer": "ws://127.0.0.1:1", "key": KEY},
         {"producer": "ws://[::1]:1", "key": KEY},
-        {"producer": "ws://localhost:1/", "pairing": "p"},
+        {"producer": "ws://localhost:1/", "key": KEY},
         {"producer": "wss://box:1", "pairing": "p", "lane": "remote"},
     ],
 )
