@@ -23,6 +23,8 @@ from mac_decoder.engine.events import FinishReason, Generation
 from mac_decoder.engine.sampling import Draw, Drawn, processors
 from protocol.layout import Layout
 
+UNLIMITED = 1 << 30
+
 
 @dataclass(slots=True)
 class Member:
@@ -51,7 +53,10 @@ class Group:
     """One batch. MLX thread only."""
 
     def __init__(self, model: Any, stream: mx.Stream) -> None:
-        self._generator = BatchGenerator(model, stream=stream)
+        # Who is admitted is decided before: a limit here would only delay boundary steps.
+        self._generator = BatchGenerator(
+            model, stream=stream, completion_batch_size=UNLIMITED, prefill_batch_size=UNLIMITED
+        )
         self.members: dict[int, Member] = {}
 
     @property

@@ -156,10 +156,9 @@ class Engine:
         return await asyncio.wrap_future(self.fault)
 
     async def close(self) -> None:
-        """Cancel every request and end the threads."""
+        """End every request with ``EngineFault`` (``engine_stopping``), then the threads."""
         self._closing = True
-        for stream in list(self._streams.values()):
-            stream.cancel()
+        self._end_all(EngineFault("the decoder is stopping", reason="engine_stopping"))
         self._worker.post(Stop())
         self._power.release()
         await asyncio.to_thread(self._thread.shutdown)
@@ -319,6 +318,9 @@ class Engine:
         fault.__cause__ = error
         self.fault.set_result(fault)
         self._answer_start(fault)
+        self._end_all(fault)
+
+    def _end_all(self, error: BatonError) -> None:
         for key, stream in list(self._streams.items()):
-            stream._push(Failed(fault))
+            stream._push(Failed(error))
             self._forget(key)

@@ -83,6 +83,8 @@ class Filling:
         self._local = Average()
         self._overhead = Average()
         self._turn = 0
+        # Of a prompt long enough that window rows and states hardly count.
+        self._bytes_per_token = payload_bytes(loaded.layout, 0, 1 << 14) / (1 << 14)
         self.fallbacks: Counter[str] = Counter()
         self.handoffs = 0
 
@@ -117,7 +119,6 @@ class Filling:
     def status(self) -> dict[str, Any]:
         """Counts and rates in plain types."""
         speeds = self.speeds
-        layout = self._loaded.layout
         return {
             "prefilling": len(self._prefills),
             "waiting_for_producer": len(self._for_lane),
@@ -130,9 +131,7 @@ class Filling:
                 "link_bytes_per_s": round(speeds.link),
                 "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
             },
-            # Of a prompt long enough that window rows and states hardly count.
-            "remote_threshold": self._fixed_threshold
-            or threshold(payload_bytes(layout, 0, 4096) / 4096, speeds),
+            "remote_threshold": self._fixed_threshold or threshold(self._bytes_per_token, speeds),
         }
 
     # -- the way in and out
@@ -148,8 +147,7 @@ class Filling:
         decision = decide(request.generation.lane, end, self._situation(end))
         request.reasons += decision.reasons
         if decision.source == "local":
-            if self._link is not None and request.generation.lane != "local":
-                self.fallbacks[decision.reasons[-1]] += 1
+            self.fallbacks.update(decision.reasons if decision.fallback else ())
             self._begin_prefill(request, "queue")
             return
         request.enter(Stage.REMOTE, time.perf_counter(), "queue")

@@ -22,10 +22,14 @@ from mac_decoder.kv.shadow import Shadow
 
 @dataclass(frozen=True)
 class Decision:
-    """Who prefills, and the stable codes that say why."""
+    """Who prefills, and the stable codes that say why.
+
+    ``fallback`` says that the producer was wanted and could not be asked.
+    """
 
     source: Source
     reasons: tuple[str, ...]
+    fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def decide(lane: Lane, uncached: int, situation: Situation) -> Decision:
         return Decision("local", ("no_producer",))
     if not situation.link.ready:
         reason = situation.link.reason or f"producer_{situation.link.name}"
-        return Decision("local", (reason,))
+        return Decision("local", (reason,), fallback=True)
     if lane == "remote":
         return Decision("remote", ("lane_remote",))
     limit = situation.fixed_threshold
