@@ -57,14 +57,14 @@ class Ledger:
             self._waiting.popleft()
             while self._answer and self._answer[0][1] <= entry.start and len(self._answer) > 1:
                 self._answer.popleft()
-            if self._answer and self._within(entry, last):
+            if self._answer and self._within(entry, position if last else None):
                 released.append(entry)
         return tuple(released)
 
-    def _within(self, entry: Entry, last: bool) -> bool:
+    def _within(self, entry: Entry, end_of_text: int | None) -> bool:
         start, end = self._answer[0]
-        if entry.start == entry.end and last and entry.start == end:
-            return True
+        if entry.start == entry.end == end_of_text:
+            return end == end_of_text
         return start <= entry.start and max(entry.end, entry.start + 1) <= end
 
 

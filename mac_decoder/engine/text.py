@@ -1,23 +1,24 @@
 """From token ids to text: characters, sections (answer, reasoning, tool call), stop strings.
 
-mlx-lm's streaming detokenizer turns ids into characters, and its ``TextStateMachine`` cuts them
-into sections. Two things are added: a stop string ends the text wherever token borders fall,
-and no more text is held back than the longest beginning of a marker with which it ends.
+mlx-lm's ``TextStateMachine`` cuts the text into sections. Two things are added to it: a stop
+string ends the text wherever token borders fall, and no more text is held back than the longest
+beginning of a marker with which it ends.
 
 Positions count the characters of the whole generated text, markers included.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import (
     BPEStreamingDetokenizer,
-    NaiveStreamingDetokenizer,
     SPMStreamingDetokenizer,
     TokenizerWrapper,
 )
@@ -25,8 +26,8 @@ from mlx_lm.tokenizer_utils import (
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 """Sections whose text a client sees; the text of any other section is dropped."""
 
-_HELD_TOKENS = 32
-"""Tokens without text after which held bytes are no character's beginning any more."""
+_NUMBERED = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A token of the SentencePiece kind that is one byte."""
 
 _REPLACEMENT = "\ufffd"
 
@@ -64,51 +65,49 @@ class TokenText:
 
     def __init__(self, tokenizer: TokenizerWrapper) -> None:
         self._tokenizer = tokenizer
-        self._pieces: list[str | None] = tokenizer.convert_ids_to_tokens(
-            list(range(len(tokenizer)))
-        )
+        self._letters = {int(token): text for text, token in tokenizer.get_vocab().items()}
         self._added = {
             int(token): str(added.content)
             for token, added in tokenizer.added_tokens_decoder.items()
         }
-        self._letter = int(tokenizer.encode("a", add_special_tokens=False)[-1])
-        # The fast detokenizers index a table by id, and read every token's letters as bytes: no
-        # use where ids have gaps, or added tokens have letters beyond ASCII that stand for bytes.
-        self._gaps = max(tokenizer.get_vocab().values()) >= len(tokenizer)
-        letters = {letter for content in self._added.values() for letter in content}
-        misread = any(not letter.isascii() and letter in _BYTES for letter in letters)
-        self._plain = self._gaps or misread
+        # mlx-lm has looked at the tokenizer's decoder; its choice says what tokens are made of.
+        self._kind = tokenizer.detokenizer
         self._machines = lru_cache(maxsize=32)(self._machine)
+        self._bytes: dict[int, bytes | None] = {}
 
     def known(self, token: int) -> bool:
         """Whether ``token`` has a text; logits may be more than the tokenizer has tokens."""
-        if token < len(self._pieces):
-            return self._pieces[token] is not None
-        return self._gaps and self._tokenizer.convert_ids_to_tokens(token) is not None
+        return token in self._letters
 
     def token_bytes(self, token: int) -> bytes | None:
         """The bytes that ``token`` stands for, which need not be whole characters.
 
         ``None`` where the tokenizer does not say.
         """
-        if not self.known(token):
-            return b""
+        if token not in self._bytes:
+            self._bytes[token] = self._read_bytes(token) if self.known(token) else b""
+        return self._bytes[token]
+
+    def _read_bytes(self, token: int) -> bytes | None:
+        letters = self._letters[token]
+        if isinstance(self._kind, SPMStreamingDetokenizer):
+            number = _NUMBERED.fullmatch(letters)
+            if number is not None:
+                return bytes([int(number[1], 16)])
+            return letters.replace("▁", " ").encode()
         if token in self._added:
             return self._added[token].encode()
-        model = self._tokenizer._detokenizer
-        if isinstance(model, BPEStreamingDetokenizer) and token < len(self._pieces):
-            characters = self._pieces[token] or ""
-            return b"".join(_BYTES.get(char) or char.encode() for char in characters)
-        if isinstance(model, SPMStreamingDetokenizer) and token < len(model.tokenmap):
-            return model.tokenmap[token].replace("▁".encode(), b" ")
+        if isinstance(self._kind, BPEStreamingDetokenizer):
+            return b"".join(_BYTES.get(letter) or letter.encode() for letter in letters)
         text = self._tokenizer.decode([token])
         return None if _REPLACEMENT in text else text.encode()
 
-    def detokenizer(self) -> Any:
-        """A fresh streaming detokenizer."""
-        if self._plain:
-            return NaiveStreamingDetokenizer(self._tokenizer)
-        return self._tokenizer.detokenizer
+    def _characters(self, continued: bool) -> _Characters:
+        if isinstance(self._kind, SPMStreamingDetokenizer):
+            return _BytesDecoder(self, trim=self._kind.trim_space and not continued)
+        if isinstance(self._kind, BPEStreamingDetokenizer):
+            return _BytesDecoder(self, trim=False)
+        return _PlainDecoder(self._tokenizer)
 
     def reader(
         self,
@@ -126,11 +125,8 @@ class TokenText:
         prompt's, so that its first space is part of it.
         """
         machine, depths = self._machines(tuple(stops), reasoning, tools)
-        detokenizer = self.detokenizer()
-        if continued:
-            detokenizer.add_token(self._letter)
-            _ = detokenizer.last_segment
-        return TextReader(self, detokenizer, machine.make_state(section), depths)
+        characters = self._characters(continued)
+        return TextReader(self, characters, machine.make_state(section), depths)
 
     def _machine(
         self, stops: tuple[str, ...], reasoning: bool, tools: bool
@@ -165,13 +161,12 @@ class TextReader:
     """Reads one generated text, token by token. Not shared; not thread-safe."""
 
     def __init__(
-        self, source: TokenText, detokenizer: Any, state: Any, depths: Mapping[int, int]
+        self, source: TokenText, characters: _Characters, state: Any, depths: Mapping[int, int]
     ) -> None:
         self._source = source
-        self._detokenizer = detokenizer
+        self._characters = characters
         self._state = state
         self._depths = depths
-        self._silent = 0
         self.section: str = state[0]
         """The section in which the text stands, or stood when a stop string came."""
         self.read = 0
@@ -188,24 +183,13 @@ class TextReader:
         """The text that ``token`` settles. Bytes of a character wait for its last one."""
         if self.stopped or not self._source.known(token):
             return []
-        self._detokenizer.add_token(token)
-        text = self._detokenizer.last_segment
-        if text:
-            self._silent = 0
-            return self._split(text)
-        self._silent += 1
-        if self._silent < _HELD_TOKENS:
-            return []
-        self._silent = 0
-        self._detokenizer.finalize()
-        return self._split(self._detokenizer.last_segment)
+        return self._split(self._characters.add(token))
 
     def finish(self) -> list[Piece]:
         """The text still held back. The beginning of a character that never ended is none."""
         if self.stopped:
             return []
-        self._detokenizer.finalize()
-        pieces = self._split(self._detokenizer.last_segment.rstrip(_REPLACEMENT))
+        pieces = self._split(self._characters.finish())
         if self.stopped:
             return pieces
         start = self.settled
@@ -249,6 +233,53 @@ class TextReader:
             return ""
         self._state = (section, node, states, held[excess:])
         return held[:excess]
+
+
+class _Characters(Protocol):
+    """Characters from tokens; those of one token may come with a later one."""
+
+    def add(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _BytesDecoder:
+    """Decodes tokens that are bytes. With ``trim`` a text's first space is not part of it.
+
+    Not mlx-lm's fast detokenizers: those hold a lone space back until the next token, take the
+    first space from a completion, read a zero byte as ``Ā``, and the letters of added tokens
+    as bytes. Here only the beginning of a character waits.
+    """
+
+    def __init__(self, source: TokenText, *, trim: bool) -> None:
+        self._source = source
+        self._trim = trim
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def add(self, token: int) -> str:
+        text = self._decode(self._source.token_bytes(token) or b"")
+        if self._trim and text:
+            self._trim = False
+            return text.removeprefix(" ")
+        return text
+
+    def finish(self) -> str:
+        return ""
+
+
+class _PlainDecoder:
+    """mlx-lm's detokenizer for tokenizers whose tokens only have a text together."""
+
+    def __init__(self, tokenizer: TokenizerWrapper) -> None:
+        self._detokenizer = tokenizer.detokenizer
+
+    def add(self, token: int) -> str:
+        self._detokenizer.add_token(token)
+        return self._detokenizer.last_segment
+
+    def finish(self) -> str:
+        self._detokenizer.finalize()
+        return self._detokenizer.last_segment.rstrip(_REPLACEMENT)
 
 
 def _append(pieces: list[Piece], piece: Piece) -> None:

@@ -301,7 +301,7 @@ def test_a_bug_is_a_500_and_its_log_has_the_place_but_no_value(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(part: Part) -> None:
-        part.token("the secret in a token")  # type: ignore[arg-type]
+        part.token(["the secret in a token"])  # type: ignore[arg-type]
 
     with served(play) as (server, http), caplog.at_level(logging.INFO):
         error = refused(http.post(CHAT, json=chat()), 500, "internal_error")
