@@ -16,6 +16,9 @@ from typing import IO, Final
 
 from protocol.errors import ConfigError
 
+GRACE_S: Final = 15.0
+"""More than the supervisors' own grace, so that they end their children themselves."""
+
 TAIL_LINES: Final = 40
 """How much of a child's log is kept for the message when it fails."""
 
@@ -77,8 +80,10 @@ class Child:
                 self.log.append(line.rstrip())
 
 
-def start(name: str, command: list[str], secret: bytes | None = None) -> Child:
-    """Start ``command`` under a lifeline.
+def start(
+    name: str, command: list[str], secret: bytes | None = None, *, grace_s: float = GRACE_S
+) -> Child:
+    """Start ``command`` under a lifeline; at its end it has ``grace_s`` until it is killed.
 
     ``{key_fd}`` in ``command`` is replaced by the number of an inherited pipe from which
     ``secret`` can be read once.
@@ -94,7 +99,7 @@ def start(name: str, command: list[str], secret: bytes | None = None) -> Child:
     environment = os.environ | {"BATON_KEEP_FDS": ",".join(str(fd) for fd in kept)}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.lifeline", str(lifeline), "--", *command],
+            [sys.executable, "-m", "app.lifeline", str(lifeline), str(grace_s), "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

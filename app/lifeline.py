@@ -1,8 +1,8 @@
-"""Runs a command and ends it when its starter is gone: ``python -m app.lifeline FD -- COMMAND``.
+"""Runs a command and ends it when its starter is gone: ``python -m app.lifeline FD S -- COMMAND``.
 
 FD is the reading end of a pipe whose writing end only the starter holds. Its end of file
 means that the starter is done or dead, even by SIGKILL; the command is then terminated, and
-killed if it does not go within ``GRACE_S``. Other inherited descriptors stay open for the
+killed if it does not go within S seconds. Other inherited descriptors stay open for the
 command. Exit status: the command's own, or 128 plus the signal that ended it.
 """
 
@@ -14,15 +14,11 @@ import selectors
 import signal
 import subprocess
 import sys
-from typing import Final
-
-GRACE_S: Final = 5.0
-"""How long the command may take to leave after SIGTERM."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``arguments[2:]`` until it ends or the lifeline does."""
-    lifeline, command = int(arguments[0]), arguments[2:]
+    """Run ``arguments[3:]`` until it ends or the lifeline does."""
+    lifeline, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[3:]
     kept = [int(name) for name in os.environ.pop("BATON_KEEP_FDS", "").split(",") if name]
     child = subprocess.Popen(command, pass_fds=kept, process_group=0)
     for descriptor in kept:
@@ -42,17 +38,17 @@ def main(arguments: list[str]) -> int:
                     os.read(ended, 4096)
                 elif not os.read(lifeline, 4096):
                     selector.unregister(lifeline)
-                    return _status(_end(child))
+                    return _status(_end(child, grace_s))
     # The command is gone; what it may have left in its group goes too.
     _terminate(child, signal.SIGKILL)
     return _status(child.returncode)
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
+def _end(child: subprocess.Popen[bytes], grace_s: float) -> int:
     """Terminate the command's group, then kill what is left of it."""
     _terminate(child, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE_S)
+        child.wait(grace_s)
     _terminate(child, signal.SIGKILL)
     return child.wait()
 

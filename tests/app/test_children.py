@@ -34,7 +34,7 @@ time.sleep(600)
 STARTER = """
 import sys
 from app.children import start
-child = start("child", [sys.executable, "-c", sys.argv[1]])
+child = start("child", [sys.executable, "-c", sys.argv[1]], grace_s=0.5)
 print(child.wait_ready(60), child.process.pid, flush=True)
 import time; time.sleep(600)
 """
@@ -100,7 +100,7 @@ def test_the_wrapper_passes_on_the_commands_status(tmp_path: Path) -> None:
     try:
         dies = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
         done = subprocess.run(
-            [sys.executable, "-m", "app.lifeline", str(lifeline), "--", *dies],
+            [sys.executable, "-m", "app.lifeline", str(lifeline), "1", "--", *dies],
             pass_fds=[lifeline],
             timeout=60,
         )
