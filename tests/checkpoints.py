@@ -1,8 +1,8 @@
 """Tiny random checkpoints, one per architecture (and variant), saved in transformers' format.
 
-``make(name, path)`` builds ``tiny_models.NAMES[name]`` with a fixed seed and weights so wide
-that the output depends on every position and on all of the history. A tokenizer with a chat template lies beside the weights. Everything is deterministic: the same
-name and dtype give the same bytes.
+``make(name, path)`` builds ``tiny_models.NAMES[name]`` with a fixed seed and weights so wide that
+the output depends on every position and on all of the history. A tokenizer with a chat template
+lies beside the weights. Everything is deterministic: the same name and dtype give the same bytes.
 """
 
 from __future__ import annotations

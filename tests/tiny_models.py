@@ -173,10 +173,10 @@ def _afmoe() -> Any:
     )
 
 
-def _deepseek_v3(parameters: dict[str, Any]) -> Any:
+def _deepseek_v3(parameters: dict[str, Any], **fields: Any) -> Any:
     return _causal(
         "DeepseekV3Config",
-        _ROUTED,
+        _ROUTED | fields,
         num_key_value_heads=4,
         q_lora_rank=32,
         kv_lora_rank=16,
@@ -362,6 +362,7 @@ NAMES: dict[str, Callable[[], Any]] = {
     "deepseek_v3_yarn": lambda: _deepseek_v3(
         _YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     ),
+    "deepseek_v3_dense": lambda: _deepseek_v3(_PLAIN, first_k_dense_replace=8),
     "glm4_moe": _glm4_moe,
     "qwen3_next": _qwen3_next,
     "qwen3_5": _qwen3_5,

@@ -48,7 +48,8 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
     the file's: a probe compares meaning in fp32, where rounding hides nothing.
 
     Raises ``ConfigError``: ``model_unloadable`` when mlx-lm cannot read the checkpoint,
-    ``cache_kind_unsupported``, ``layout_differs`` when the model's own caches are not what the
+    ``model_unrunnable`` when mlx's backend lacks an operation for it, ``cache_kind_unsupported``,
+    ``layout_differs`` when the model's own caches are not what the
     table declares, ``model_not_finite`` when a first token has no finite logits.
     """
     architecture = checkpoint.architecture
@@ -81,7 +82,13 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
 
 
 def _check_layout(model: Any, declared: Layout) -> None:
-    measured = layout_of(model)
+    try:
+        measured = layout_of(model)
+    except RuntimeError as error:
+        # Its CPU backend, say, multiplies the experts of a mixture in float32 only.
+        raise ConfigError(
+            f"mlx cannot run this model on this machine: {error}", reason="model_unrunnable"
+        ) from error
     if measured == declared:
         return
     pairs = zip(measured.layers, declared.layers, strict=False)

@@ -242,7 +242,7 @@ RECURRENT = (
         fields=flat(),
         refuse=_falcon_refusals,
         refuse_tensors=_falcon_tensors,
-        defaults={"tie_word_embeddings": False}
+        defaults={"tie_word_embeddings": False, "mamba_norm_before_gate": True}
         | {name: 1.0 for name in _FALCON_MULTIPLIERS if not name.endswith("multipliers")}
         | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
         torch_tweaks=("yarn_truncate",),

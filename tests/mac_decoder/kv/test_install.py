@@ -1,0 +1,234 @@
+"""Caches to rows and back: same bytes, same position, same decoding, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+
+from mac_decoder.engine.model import LoadedModel, load
+from mac_decoder.kv import install
+from mac_decoder.kv.shadow import Shadow
+from protocol.checkpoint import read_checkpoint
+from protocol.errors import EngineFault, IdentityMismatch, IntegrityError
+from protocol.layout import Layout, RecurrentLayer, SlidingLayer, regions, schedule
+from tests.crossing import Bytes, installed, own_prefill, tokens
+from tests.tiny_models import WINDOW
+
+Models = Callable[..., LoadedModel]
+
+KINDS = (
+    "llama",  # full
+    "muse_glimmer",  # full and sliding, NoPE and RoPE
+    "gpt_oss",  # sliding first, attention sinks
+    "deepseek_v3",  # latent, values of another width
+    "qwen3_next",  # delta net
+    "lfm2",  # a state of one array
+    "granitemoehybrid",  # mamba
+    "falcon_h1",  # composite
+)
+HALVES = (
+    "llama",
+    "gemma3_text",
+    "deepseek_v3_dense",
+    "qwen3_5",
+    "lfm2",
+    "granitemoehybrid_dense",
+    "falcon_h1",
+)
+"""The same kinds without experts, which mlx's CPU backend multiplies in float32 only."""
+POSITIONS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
+STEP = 20
+"""Prefill step: no divisor of the window, so that rings are left with more rows than it."""
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Callable[..., Path]) -> Models:
+    """``models(name, dtype="float32")``: the loaded model, once per module."""
+    loaded: dict[tuple[str, str], LoadedModel] = {}
+
+    def get(name: str, dtype: str = "float32") -> LoadedModel:
+        if (name, dtype) not in loaded:
+            loaded[name, dtype] = load(read_checkpoint(checkpoint(name, dtype)))
+        return loaded[name, dtype]
+
+    return get
+
+
+def _same(left: Bytes, right: Bytes) -> bool:
+    return left.keys() == right.keys() and all(
+        np.array_equal(left[place], right[place]) for place in left
+    )
+
+
+def _decode(model: Any, caches: list[Any], token: int, count: int) -> list[mx.array]:
+    """Logits of ``count`` greedy steps."""
+    found: list[mx.array] = []
+    for _ in range(count):
+        logits = model(mx.array([[token]]), cache=caches)[0, -1]
+        mx.eval(logits)
+        found.append(logits)
+        token = int(mx.argmax(logits))
+    return found
+
+
+@pytest.mark.both_blas
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("name", KINDS)
+def test_built_caches_are_the_extracted_ones(name: str, position: int, models: Models) -> None:
+    known = models(name)
+    original = own_prefill(known.model, tokens(position), position, STEP)
+    rows = install.extract(original, known.layout, position)
+    assert sum(map(len, rows.values())) == sum(
+        region.nbytes for region in regions(known.layout, 0, position)
+    )
+    built = installed(known.model, known.layout, rows, position)
+    assert _same(install.extract(built, known.layout, position), rows)
+    # decoding on is bit-equal, also while a ring wraps, and leaves equal caches
+    rings = any(isinstance(layer, SlidingLayer) for layer in known.layout.layers)
+    steps = WINDOW + 3 if rings else 4
+    ours = _decode(known.model, built, 7, steps)
+    theirs = _decode(known.model, original, 7, steps)
+    assert all(mx.array_equal(a, b).item() for a, b in zip(ours, theirs, strict=True))
+    install.canonical(built)
+    install.canonical(original)
+    end = position + steps
+    assert _same(
+        install.extract(built, known.layout, end), install.extract(original, known.layout, end)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision_is_never_promoted(name: str, dtype: str, models: Models) -> None:
+    known = models(name, dtype)
+    position = WINDOW + 5
+    original = own_prefill(known.model, tokens(position), position, STEP)
+    rows = install.extract(original, known.layout, position)
+    built = installed(known.model, known.layout, rows, position)
+    ours, theirs = (_decode(known.model, caches, 7, 3) for caches in (built, original))
+    assert all(mx.array_equal(a, b).item() for a, b in zip(ours, theirs, strict=True))
+    # extraction checks each array's type against the layout, which has float32 states only
+    install.canonical(built)
+    after = install.extract(built, known.layout, position + 3)
+    assert after.keys() == rows.keys()
+    floats = {
+        state.name: state.dtype
+        for layer in known.layout.layers
+        if isinstance(layer, RecurrentLayer)
+        for state in layer.states
+    }
+    assert floats.get("conv", dtype) == dtype
+    assert floats.get("state", "float32") == "float32"
+
+
+def test_canonical_is_idempotent_and_changes_no_answer(models: Models) -> None:
+    known = models("muse_glimmer")
+    prompt = tokens(3 * WINDOW)
+    caches = make_prompt_cache(known.model)
+    mx.eval(known.model(mx.array([prompt]), cache=caches))
+    assert caches[0].keys.shape[2] > WINDOW
+    twice = own_prefill(known.model, prompt, len(prompt), len(prompt))
+    install.canonical(twice)
+    install.canonical(caches)
+    assert caches[0].keys.shape[2] == WINDOW
+    left, right = (install.extract(c, known.layout, len(prompt)) for c in (caches, twice))
+    assert _same(left, right)
+
+
+def test_a_delta_is_completed_with_what_the_decoder_holds(models: Models) -> None:
+    known = models("muse_glimmer")
+    held, end = 2 * WINDOW + 8, 2 * WINDOW + 20
+    prompt = tokens(end)
+    source = own_prefill(known.model, prompt, end, STEP)
+    rows = install.extract(source, known.layout, end)
+    shadow = Shadow(known.layout, held, end)
+    whole = {(r.index, r.role): r for r in regions(known.layout, 0, end)}
+    assert shadow.gaps()
+    for gap in shadow.gaps():
+        data, region = rows[gap.index, gap.role], whole[gap.index, gap.role]
+        width = region.nbytes // (region.last - region.first)
+        assert gap.first == region.first
+        shadow.place_held(gap)[:] = data[: (gap.last - gap.first) * width].data
+    sent = {(r.index, r.role): r for r in regions(known.layout, held, end)}
+    for slot in schedule(known.layout, held, end, 64):
+        data, region = rows[slot.index, slot.role], sent[slot.index, slot.role]
+        start = len(data) - region.nbytes + slot.offset
+        shadow.place(slot)[:] = data[start : start + slot.nbytes].data
+    built = install.build(known.model, known.layout, shadow)
+    assert _same(install.extract(built, known.layout, end), rows)
+
+
+def test_another_layout_is_refused(models: Models) -> None:
+    known, other = models("llama"), models("muse_glimmer")
+    shadow = _filled(other.layout, 40)
+    with pytest.raises(IdentityMismatch) as caught:
+        install.build(known.model, known.layout, shadow)
+    assert caught.value.reason == "layout_differs"
+    # nothing was taken: the shadow is still whole
+    shadow.check_complete()
+
+
+def test_a_layout_that_is_not_the_models_is_refused(models: Models) -> None:
+    known, other = models("llama"), models("muse_glimmer")
+    with pytest.raises(IdentityMismatch) as caught:
+        install.build(known.model, other.layout, _filled(other.layout, 40))
+    assert caught.value.reason == "layout_differs"
+
+
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "falcon_h1"])
+def test_a_short_shadow_is_refused(name: str, models: Models) -> None:
+    known = models(name)
+    for missing in (0, -1):
+        slots = list(schedule(known.layout, 0, 40, 64))
+        dropped = slots.pop(missing)
+        shadow = Shadow(known.layout, 0, 40)
+        for slot in slots:
+            if (slot.index, slot.role) != (dropped.index, dropped.role):
+                shadow.place(slot)[:] = bytes(slot.nbytes)
+        with pytest.raises(IntegrityError) as caught:
+            install.build(known.model, known.layout, shadow)
+        assert caught.value.reason == "shadow_incomplete"
+
+
+def test_positions_are_checked_in_every_layer(models: Models) -> None:
+    known = models("falcon_h1")
+    caches = own_prefill(known.model, tokens(12), 12, STEP)
+    install.check_position(caches, 12)
+    with pytest.raises(EngineFault) as caught:
+        install.extract(caches, known.layout, 11)
+    assert (caught.value.reason, caught.value.found) == ("position_differs", 12)
+    last = caches[-1]
+    assert type(last) is CacheList
+    last.caches[1].offset = 13
+    with pytest.raises(EngineFault) as caught:
+        install.check_position(caches, 12)
+    assert caught.value.field == "layer 7"
+    states = last.caches[0]
+    last.caches[1].offset = 12
+    assert type(states) is ArraysCache
+    states.cache[1] = None
+    with pytest.raises(EngineFault):
+        install.check_position(caches, 12)
+
+
+def test_arrays_of_another_shape_or_type_are_not_extracted(models: Models) -> None:
+    known = models("llama")
+    for spoil in (lambda array: array.astype(mx.float16), lambda array: array[:, :1]):
+        caches = own_prefill(known.model, tokens(5), 5, STEP)
+        caches[3].keys = spoil(caches[3].keys)
+        with pytest.raises(IntegrityError) as caught:
+            install.extract(caches, known.layout, 5)
+        assert caught.value.reason == "layout_differs"
+
+
+def _filled(layout: Layout, end: int) -> Shadow:
+    shadow = Shadow(layout, 0, end)
+    for slot in schedule(layout, 0, end, 64):
+        shadow.place(slot)[:] = bytes(slot.nbytes)
+    return shadow

@@ -1,0 +1,165 @@
+"""The shadow: each byte placed once, in order, in the place that the layout gives it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mac_decoder.kv.shadow import Gap, Shadow
+from protocol.errors import IntegrityError, LocalProtocolError
+from protocol.layout import (
+    KEY,
+    STATE,
+    VALUE,
+    FullLayer,
+    Layout,
+    RecurrentLayer,
+    SlidingLayer,
+    Slot,
+    StateArray,
+    payload_bytes,
+    regions,
+    schedule,
+)
+
+WINDOW = 16
+LAYOUT = Layout(
+    (
+        FullLayer(0, 2, 3, 5, "bfloat16"),
+        SlidingLayer(1, 1, 4, 4, "float32", WINDOW),
+        RecurrentLayer(2, (StateArray("conv", (3, 2), "float16"),)),
+    )
+)
+
+
+def _fill(shadow: Shadow, slots: list[Slot], seed: int = 0) -> None:
+    source = np.random.default_rng(seed)
+    for slot in slots:
+        shadow.place(slot)[:] = source.bytes(slot.nbytes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(end=st.integers(1, 60), cut=st.integers(0, 59), tile=st.integers(1, 20))
+def test_a_handoff_and_its_gaps_fill_the_cut(end: int, cut: int, tile: int) -> None:
+    cut = min(cut, end - 1)
+    shadow = Shadow(LAYOUT, cut, end)
+    assert shadow.nbytes == payload_bytes(LAYOUT, 0, end)
+    held = 0
+    for gap in shadow.gaps():
+        place = shadow.place_held(gap)
+        held += place.nbytes
+    _fill(shadow, list(schedule(LAYOUT, cut, end, tile, 64)))
+    shadow.check_complete()
+    assert held == shadow.nbytes - payload_bytes(LAYOUT, cut, end)
+
+
+def test_bytes_land_position_major_and_come_out_by_head() -> None:
+    shadow = Shadow(LAYOUT, 0, 4)
+    values = np.arange(4 * 2 * 5, dtype=np.uint16)
+    for slot in schedule(LAYOUT, 0, 4, 64):
+        data = bytes(slot.nbytes)
+        if (slot.index, slot.role) == (0, VALUE):
+            data = values.tobytes()
+        shadow.place(slot)[:] = data
+    taken = shadow.take(0, VALUE)
+    assert (taken.shape, taken.dtype) == ((1, 2, 4, 5), mx.bfloat16)
+    bits = np.array(taken.view(mx.uint16))
+    assert np.array_equal(bits[0], values.reshape(4, 2, 5).transpose(1, 0, 2))
+    state = shadow.take(2, STATE)
+    assert (state.shape, state.dtype) == ((1, 3, 2), mx.float16)
+
+
+def test_order_is_the_schedules() -> None:
+    slots = list(schedule(LAYOUT, 0, 30, 8))
+    shadow = Shadow(LAYOUT, 0, 30)
+    later = next(s for s in slots[1:] if (s.index, s.role) == (slots[0].index, slots[0].role))
+    with pytest.raises(LocalProtocolError) as caught:
+        shadow.place(later)
+    assert caught.value.reason == "shadow_misplaced"
+    shadow.place(slots[0])
+    with pytest.raises(LocalProtocolError):
+        shadow.place(slots[0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Slot(0, 0, KEY, 0, 5, 0, 4 * 12 + 1),
+        Slot(0, 0, KEY, 0, 0, 0, 0),
+        Slot(0, 0, KEY, 0, 1, 0, -12),
+        Slot(0, 0, KEY, 0, 1, -12, 12),
+        Slot(0, 9, KEY, 0, 1, 0, 12),
+        Slot(0, 0, STATE, 0, 1, 0, 12),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong: Slot) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        Shadow(LAYOUT, 0, 4).place(wrong)
+    assert caught.value.reason == "shadow_misplaced"
+
+
+def test_a_gap_is_filled_once_and_must_be() -> None:
+    shadow = Shadow(LAYOUT, 20, 30)
+    # the window of the sliding layer reaches below the cut, the recurrent layer has no rows
+    assert shadow.gaps() == (
+        Gap(0, KEY, 0, 20),
+        Gap(0, VALUE, 0, 20),
+        Gap(1, KEY, 14, 20),
+        Gap(1, VALUE, 14, 20),
+    )
+    _fill(shadow, list(schedule(LAYOUT, 20, 30, 64)))
+    with pytest.raises(IntegrityError):
+        shadow.check_complete()
+    for gap in shadow.gaps():
+        shadow.place_held(gap)
+    shadow.check_complete()
+    for wrong in (shadow.gaps()[0], Gap(0, KEY, 0, 19), Gap(7, KEY, 0, 20)):
+        with pytest.raises(LocalProtocolError):
+            shadow.place_held(wrong)
+
+
+@pytest.mark.parametrize(("cut", "end"), [(0, 0), (5, 5), (6, 5), (-1, 5)])
+def test_an_empty_cut_is_a_mistake(cut: int, end: int) -> None:
+    with pytest.raises(ValueError):
+        Shadow(LAYOUT, cut, end)
+
+
+@dataclass
+class _Stop:
+    after: int
+
+    def __call__(self) -> bool:
+        self.after -= 1
+        return self.after < 0
+
+
+WIDE = Layout(tuple(FullLayer(index, 4, 64, 64, "float32") for index in range(3)))
+
+
+def test_prefaulting_never_writes_over_what_arrived() -> None:
+    end = 6000
+    shadow = Shadow(WIDE, 0, end)
+    slots = list(schedule(WIDE, 0, end, 512))
+    touching = threading.Thread(target=shadow.prefault)
+    touching.start()
+    for slot in slots:
+        shadow.place(slot)[:] = b"\xa5" * slot.nbytes
+    touching.join()
+    shadow.prefault()
+    shadow.check_complete()
+    for region in regions(WIDE, 0, end):
+        taken = np.array(shadow.take(region.index, region.role).view(mx.uint32))
+        assert (taken == 0xA5A5A5A5).all()
+
+
+def test_prefaulting_stops_when_told() -> None:
+    shadow = Shadow(WIDE, 0, 6000)
+    stop = _Stop(after=2)
+    shadow.prefault(stop)
+    assert stop.after == -1
