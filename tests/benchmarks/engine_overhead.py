@@ -2,7 +2,8 @@
 
 Three figures, each from one process, pairs taken in turn:
 
-- milliseconds per token over ``stream_generate``, one request through ``Engine.submit``;
+- milliseconds per token over ``stream_generate``, one request through ``Engine.submit``, in wall
+  time and in processor time;
 - milliseconds from submit to the boundary step, for prompts whose rows only have to be copied;
 - decode rate of a given checkpoint (``--model``) as a share of ``stream_generate``'s.
 """
@@ -43,26 +44,50 @@ def ask(tokens: Sequence[int], count: int, lane: Lane = "local") -> Generation:
     return Generation("bench", tuple(tokens), count, GREEDY, lane=lane)
 
 
-async def through_engine(engine: Engine, generation: Generation) -> tuple[float, list[int], Report]:
-    """Seconds per token from the first to the last, the tokens, and the report."""
-    times: list[float] = []
+class Clock:
+    """Readings of wall time and of the whole process's processor time, one per token.
+
+    The latter does not move when other processes take the cores.
+    """
+
+    def __init__(self) -> None:
+        self._readings: list[tuple[float, float]] = []
+
+    def read(self) -> None:
+        self._readings.append((time.perf_counter(), time.process_time()))
+
+    @property
+    def per_token(self) -> tuple[float, float]:
+        """Milliseconds per token from the first to the last: wall, processor."""
+        steps = max(len(self._readings) - 1, 1)
+        (wall, busy), (wall_end, busy_end) = self._readings[0], self._readings[-1]
+        return (wall_end - wall) * 1e3 / steps, (busy_end - busy) * 1e3 / steps
+
+
+async def through_engine(
+    engine: Engine, generation: Generation
+) -> tuple[tuple[float, float], list[int], Report]:
+    """Milliseconds per token, the tokens, and the report."""
+    clock = Clock()
     tokens: list[int] = []
     report: Report | None = None
     async with engine.submit(generation) as stream:
         async for event in stream:
             if isinstance(event, Token):
-                times.append(time.perf_counter())
+                clock.read()
                 tokens.append(event.id)
             elif isinstance(event, Finished):
                 report = event.report
     if report is None:
         raise SystemExit("a request did not finish")
-    return (times[-1] - times[0]) / max(len(times) - 1, 1), tokens, report
+    return clock.per_token, tokens, report
 
 
-def through_mlx_lm(loaded: LoadedModel, generation: Generation) -> tuple[float, list[int]]:
+def through_mlx_lm(
+    loaded: LoadedModel, generation: Generation
+) -> tuple[tuple[float, float], list[int]]:
     """The same from ``stream_generate``, which stops at the tokenizer's stop tokens."""
-    times: list[float] = []
+    clock = Clock()
     tokens: list[int] = []
     # One more than asked: its last response repeats the last token.
     count = generation.max_tokens + 1
@@ -70,9 +95,9 @@ def through_mlx_lm(loaded: LoadedModel, generation: Generation) -> tuple[float, 
         loaded.model, loaded.tokenizer, list(generation.tokens), max_tokens=count
     ):
         if response.finish_reason is None:
-            times.append(time.perf_counter())
+            clock.read()
             tokens.append(response.token)
-    return (times[-1] - times[0]) / max(len(times) - 1, 1), tokens
+    return clock.per_token, tokens
 
 
 async def per_token(checkpoint: Checkpoint, pairs: int, length: int, count: int) -> dict[str, Any]:
@@ -85,8 +110,8 @@ async def per_token(checkpoint: Checkpoint, pairs: int, length: int, count: int)
         engine = Engine(lambda: load(checkpoint))
         await engine.start()
         request = ask(prompt(length, loaded.vocabulary), count)
-        ours: list[float] = []
-        theirs: list[float] = []
+        ours: list[tuple[float, float]] = []
+        theirs: list[tuple[float, float]] = []
         same = True
         for _ in range(pairs + 1):
             mine, tokens, _report = await through_engine(engine, request)
@@ -96,13 +121,14 @@ async def per_token(checkpoint: Checkpoint, pairs: int, length: int, count: int)
             same = same and tokens == expected
         await engine.close()
     # The first pair warms both up.
-    excess = [a - b for a, b in zip(ours[1:], theirs[1:], strict=True)]
-    share = [b / a for a, b in zip(ours[1:], theirs[1:], strict=True)]
+    both = list(zip(ours[1:], theirs[1:], strict=True))
+    median = statistics.median
     return {
-        "engine_ms_per_token": statistics.median(ours[1:]) * 1e3,
-        "stream_generate_ms_per_token": statistics.median(theirs[1:]) * 1e3,
-        "excess_ms_per_token": statistics.median(excess) * 1e3,
-        "share_of_stream_generate": statistics.median(share),
+        "engine_ms_per_token": median(wall for (wall, _busy), _ in both),
+        "stream_generate_ms_per_token": median(wall for _, (wall, _busy) in both),
+        "excess_ms_per_token": median(a[0] - b[0] for a, b in both),
+        "excess_processor_ms_per_token": median(a[1] - b[1] for a, b in both),
+        "share_of_stream_generate": median(b[0] / a[0] for a, b in both),
         "same_tokens": same,
         "pairs": pairs,
     }
