@@ -23,6 +23,9 @@ def listen(config: DecoderConfig) -> socket.socket:
         )
     except OSError as error:
         raise _unknown(config) from error
+    # A name with addresses of both kinds ("localhost") is listened to on the one that most
+    # clients try first.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     family, kind, number, _, address = found[0]
     opened = socket.socket(family, kind, number)
     try:

@@ -41,6 +41,7 @@ from protocol.errors import (
     Cancelled,
     ConfigError,
     EngineFault,
+    TransferError,
 )
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,12 @@ class _Node:
         producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
         pairing = trust.pairing
         path = self._config.state_path / "generations.json"
-        return ProducerLink(producer, Generations(path, pairing.key, pairing.epoch))
+        numbers = Generations(path, pairing.key, pairing.epoch)
+        try:
+            numbers.reserve()
+        except TransferError as error:
+            log.warning("no handoffs for now (%s): %s", error.reason, error.message)
+        return ProducerLink(producer, numbers)
 
     def _trust(self) -> Trust:
         if self._config.pairing is not None:

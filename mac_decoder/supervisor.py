@@ -55,7 +55,12 @@ def run(config: DecoderConfig, command: Sequence[str] = _COMMAND) -> int:
     listening = endpoint.listen(config)
     wake_in, wake_out = socket.socketpair()
     wake_out.setblocking(False)
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # What was ignored stays ignored: that is how nohup works.
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.getsignal(number) for number in numbers}
     previous_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
     supervisor = _Supervisor(config, listening, wake_in, command)

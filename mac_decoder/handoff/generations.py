@@ -7,6 +7,7 @@ out twice. Several processes may share the file: each reserves its own blocks un
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -69,12 +70,23 @@ class Generations:
         ``TransferError`` (``generations_not_durable``) if a block could not be reserved.
         """
         with self._lock:
-            if self._next == self._end:
-                self._next = self._reserve()
-                self._end = self._next + BLOCK
+            self._refill()
             taken = self._next
             self._next += 1
             return taken
+
+    def reserve(self) -> None:
+        """Reserve a block now if none is left, so that a fault shows before a request needs it.
+
+        Raises like :meth:`take`.
+        """
+        with self._lock:
+            self._refill()
+
+    def _refill(self) -> None:
+        if self._next == self._end:
+            self._next = self._reserve()
+            self._end = self._next + BLOCK
 
     def _reserve(self) -> int:
         try:
@@ -159,9 +171,13 @@ def _write(path: Path, content: _File) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    # os.fsync on macOS reaches the drive's cache only.
+    # os.fsync on macOS reaches the drive's cache only; some file systems know no more.
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
-        fcntl.fcntl(descriptor, full_sync)
-    else:
-        os.fsync(descriptor)
+        try:
+            fcntl.fcntl(descriptor, full_sync)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(descriptor)

@@ -81,13 +81,14 @@ class Pool:
             self._changed.notify_all()
         self._wake()
         if self._keeper.ident is not None:
-            self._keeper.join()
+            self._keeper.join(_CLOSE_S)
         self._carry_out()
         with self._changed:
             self._changed.wait_for(lambda: not self._claimed + self._opening, _CLOSE_S)
         self._drop_all()
-        self._wake_in.close()
-        self._wake_out.close()
+        if not self._keeper.is_alive():  # else it waits for a name server, and ends by itself
+            self._wake_in.close()
+            self._wake_out.close()
 
     @property
     def closing(self) -> bool:

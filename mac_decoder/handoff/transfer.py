@@ -23,11 +23,15 @@ from protocol.errors import Cancelled, TransferError
 from protocol.frames import digest
 from protocol.handoff import Began, Event, PeerAborted, Progressed, Sealed, State
 
-CREDIT: Final = 32
-"""Frames under way at one time: 32 MiB at most."""
+CREDIT: Final = 64
+"""Frames under way at one time: 64 MiB at most, all of it in the shadow already."""
 
-_LAG: Final = 4
-"""Frames that may wait for their digest while the next is received."""
+_LAG: Final = 16
+"""Frames that may wait for their digest while the next is received.
+
+They lie in the shadow and cost nothing; with few of them the two threads wait for each other
+whenever the kernel runs something else for some milliseconds.
+"""
 
 _DIGEST_WAIT_S: Final = 30.0
 
@@ -81,7 +85,7 @@ class Transfer:
         order, connection = self._order, self._connection
         started = time.monotonic()
         credit = min(CREDIT, connection.machine.ack.limits.max_credit)
-        self._lag = min(_LAG, credit // 8)
+        self._lag = min(_LAG, credit // 4)
         connection.start(
             generation=order.generation,
             nonce=os.urandom(32),
@@ -94,9 +98,11 @@ class Transfer:
             try:
                 while self._sealed is None:
                     self._round()
-            except Cancelled as error:
+            except BaseException as error:
+                # What the connection itself refuses has closed it; all else is ours to end.
                 if connection.machine.state in _WITHDRAWABLE and not connection.closed:
-                    connection.abort(error)
+                    withdrawn = isinstance(error, Cancelled)
+                    connection.abort(error if withdrawn else Cancelled("this side failed"))
                 raise
         return self._sealed, self._measure(self._sealed, started)
 

@@ -60,7 +60,9 @@ LAYOUT = Layout(
 WIDE = Layout((FullLayer(0, 8, 1024, 1024, "float32"), FullLayer(1, 8, 1024, 1024, "float32")))
 """Rows of 32 KiB: frames of half a MiB at a tile of 16."""
 
-TIMING = Timing(handshake_s=1.0, idle_s=0.5, abort_s=0.5, commit_s=2.0, heartbeat_s=0.1, base_s=8.0)
+TIMING = Timing(
+    handshake_s=5.0, idle_s=5.0, abort_s=5.0, commit_s=5.0, heartbeat_s=0.1, base_s=20.0
+)
 
 
 def payload(slot: Slot) -> bytes:

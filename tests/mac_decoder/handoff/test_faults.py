@@ -31,7 +31,8 @@ from tests.mac_decoder.handoff.producer import (
 
 TOKENS = list(range(1, 52))
 END = 50
-HURRIED = replace(TIMING, idle_s=5.0, base_s=0.7, per_token_s=0.0)
+HURRIED = replace(TIMING, base_s=0.7, per_token_s=0.0)
+IMPATIENT = replace(TIMING, idle_s=0.5)
 Script = Callable[[Peer, Requested], None]
 
 
@@ -39,7 +40,7 @@ def right(peer: Peer, request: Requested) -> None:
     peer.serve()
 
 
-def failing(link, fault_s: float = 3.0) -> BatonError:
+def failing(link, fault_s: float = 4.0) -> BatonError:
     """The error of a fetch, which must come in time and have a reason."""
     shadow = Memory(LAYOUT, 0, END)
     started = time.monotonic()
@@ -83,7 +84,8 @@ def test_the_stream_cut_at_many_offsets(producer, link):
         works(link)
 
 
-def test_a_flipped_bit_anywhere_in_the_stream(producer, link):
+def test_a_flipped_bit_anywhere_in_the_stream(producer, make_link):
+    link = make_link(producer, timing=IMPATIENT)
     total = length_of_a_handoff(producer, link)
     for offset in random.Random(2).sample(range(total), 50):
         producer.fault = Fault(flip_at=offset)
@@ -262,7 +264,9 @@ def test_pings_and_fragments_between_frames_do_no_harm(producer, link):
     works(link)
 
 
-def test_a_producer_that_stalls(producer, link):
+def test_a_producer_that_stalls(producer, make_link):
+    link = make_link(producer, timing=IMPATIENT)
+
     def script(peer: Peer, request: Requested) -> None:
         peer.begin()
         slot = next(peer.slots())

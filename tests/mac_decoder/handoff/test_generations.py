@@ -33,6 +33,17 @@ def test_counts_upwards_and_reserves_once_per_block(tmp_path, monkeypatch):
     assert len(writes) == 2
 
 
+def test_reserving_ahead_costs_no_number(tmp_path):
+    path = tmp_path / "generations.json"
+    source = Generations(path, KEY, 1)
+    source.reserve()
+    source.reserve()
+    assert source.take() == 1
+    path.write_bytes(b"?")
+    with pytest.raises(ConfigError):
+        Generations(path, KEY, 1).reserve()
+
+
 def test_a_restart_leaves_a_gap(tmp_path):
     path = tmp_path / "deep" / "generations.json"
     assert Generations(path, KEY, 1).take() == 1

@@ -49,8 +49,8 @@ def test_a_handoff_over_tls(make_producer, make_link, records, tmp_path):
     theirs, ours = records
     producer = secured(make_producer, theirs, layout=WIDE)
     link = make_link(producer, layout=WIDE, trust=trust_of_file(written(ours, tmp_path)))
-    shadow = Memory(WIDE, 0, 100)
-    with link.fetch(list(range(101)), shadow) as handoff:
+    shadow = Memory(WIDE, 0, 40)
+    with link.fetch(list(range(41)), shadow) as handoff:
         handoff.committed()
     assert shadow.holds_what_was_sent()
 
