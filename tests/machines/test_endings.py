@@ -396,9 +396,15 @@ def test_misuse_is_told_apart_and_changes_nothing() -> None:
         pair.request(tokens=range(4097))
     assert caught.value.reason == "prompt_too_long"
     assert pair.decoder.outgoing() == []
-    require_fresh(pair, 1)
+    require_fresh(pair, 5)
+    for used in (5, 3):
+        with pytest.raises(LocalProtocolError):
+            pair.request(used)
+
+
+def test_nothing_is_known_of_the_producer_before_the_handshake() -> None:
     with pytest.raises(LocalProtocolError):
-        pair.request(1)
+        _ = Joined().decoder.ack
 
 
 def test_a_producer_cannot_misuse_its_machine_either() -> None:

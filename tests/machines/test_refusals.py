@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from protocol import frames, messages
-from protocol.errors import BatonError
+from protocol.errors import BatonError, CapacityError
 from protocol.handoff import Outstanding, State, Timing
 from protocol.identity import Identity
 from protocol.layout import FullLayer, Layout
@@ -235,6 +235,19 @@ def _committed_before_the_seal() -> Joined:
     pair.request(credit=1)
     pair.flush()
     pair.deliver(TO_PRODUCER)
+    message = Committed(transfer=bytes(16), mac=bytes(32))
+    pair.wires[TO_PRODUCER].append(Item(messages.encode(message)))
+    pair.deliver(TO_PRODUCER)
+    return pair
+
+
+@provokes("message_unexpected", TO_PRODUCER)
+def _committed_in_answer_to_an_abort() -> Joined:
+    pair = Joined().connect()
+    pair.auto_begin = False
+    pair.request()
+    pair.settle()
+    pair.producer.abort(CapacityError("no memory"), pair.now)
     message = Committed(transfer=bytes(16), mac=bytes(32))
     pair.wires[TO_PRODUCER].append(Item(messages.encode(message)))
     pair.deliver(TO_PRODUCER)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from protocol.errors import BatonError, ConfigError
 from protocol.layout import (
@@ -19,8 +21,15 @@ from protocol.layout import (
     spans,
 )
 from protocol.layouts_named import named
-from protocol.manifest import frames_at_most, require_carriable, spans_digest, totals
-from protocol.messages import MAX_TOKENS
+from protocol.manifest import (
+    frames_at_most,
+    make_begin,
+    require_carriable,
+    require_manifest,
+    spans_digest,
+    totals,
+)
+from protocol.messages import MAX_TOKENS, Begin, History, Prefill, Recipe, encode_tokens
 from tests.machines.joined import LAYOUT, Joined
 from tests.strategies import layouts, ranges
 
@@ -46,6 +55,51 @@ def test_the_spans_digest_is_what_the_readme_says() -> None:
 
 def test_the_deepest_real_prompt_is_allowed() -> None:
     assert totals(named("muse-glimmer"), 0, 131_071, 512).frames < 20_000
+
+
+def asked_and_answered() -> tuple[Prefill, Begin]:
+    tokens = encode_tokens(range(9))
+    prefill = Prefill("r", 1, bytes(32), bytes(32), 4, (), 1, 1, tokens)
+    whole = (History(2, 9, Recipe("producer", "cpu", "bfloat16", 4)),)
+    begin = make_begin(
+        prefill, LAYOUT, 4, transfer=bytes(16), cut=2, computed_tokens=9, history=whole
+    )
+    return prefill, begin
+
+
+def test_an_honest_manifest_passes() -> None:
+    prefill, begin = asked_and_answered()
+    for lowest in (0, 1, 2):
+        require_manifest(begin, prefill, LAYOUT, 4, lowest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"layout": bytes(32)}, "layout_differs"),
+        ({"end": 8}, "end_differs"),
+        ({"end": 10}, "end_differs"),
+        ({"cut": 0}, "cut_not_accepted"),
+        ({"cut": 5}, "cut_not_accepted"),
+        ({"tile": 5}, "tile_differs"),
+        ({"frames": 0}, "frames_differ"),
+        ({"payload_bytes": 0}, "bytes_differ"),
+        ({"spans": bytes(32)}, "spans_differ"),
+        ({"cut": 3}, "bytes_differ"),
+        ({"tokens": bytes(32)}, "tokens_differ"),
+        ({"computed_tokens": 10}, "computed_invalid"),
+        ({"history": (History(3, 9, Recipe("producer", "cpu", "float16", 4)),)}, "history_invalid"),
+        (
+            {"history": (History(2, 10, Recipe("producer", "cpu", "float16", 4)),)},
+            "history_invalid",
+        ),
+    ],
+)
+def test_a_manifest_is_refused_as_such(changes: dict[str, Any], reason: str) -> None:
+    prefill, begin = asked_and_answered()
+    with pytest.raises(BatonError) as caught:
+        require_manifest(structs.replace(begin, **changes), prefill, LAYOUT, 4, 1)
+    assert caught.value.reason == reason
 
 
 def test_endless_schedules_are_refused_without_walking_them() -> None:
