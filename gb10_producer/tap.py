@@ -8,18 +8,19 @@ that nothing overtakes the kernel that wrote them.
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gb10_producer.prefill import Emit, Rows, State
 from protocol.architectures import Architecture
-from protocol.errors import BatonError, CapacityError, ConfigError, EngineFault
+from protocol.errors import CapacityError, ConfigError, EngineFault
 from protocol.layout import AttentionLayer, Layout, RecurrentLayer, Span, StateArray, spans
 
 DTYPES: Final = {
@@ -67,29 +68,28 @@ class HostOutlet(Outlet):
         """Nothing is ever pending."""
 
 
-class CudaOutlet(Outlet):
-    """Copies on a side stream, emits from its own thread in order."""
+class Copy(NamedTuple):
+    """A copy on its way to host memory; ``wait()`` returns when ``tensors`` hold their bytes."""
 
-    def __init__(self, emit: Emit, device: torch.device) -> None:
-        self._emit = emit
+    tensors: tuple[torch.Tensor, ...]
+    wait: Callable[[], None]
+
+
+class CudaCopier:
+    """Copies into pinned memory on a side stream, after what the compute stream wrote so far."""
+
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._compute = torch.cuda.current_stream(device)
-        self._pending: queue.Queue[tuple[torch.cuda.Event, Ticket] | None] = queue.Queue(
-            _COPIES_IN_FLIGHT
-        )
-        self._error: BatonError | RuntimeError | None = None
-        self._dropping = False
-        self._thread = threading.Thread(target=self._run, name="tap", daemon=True)
-        self._thread.start()
 
-    def put(self, ticket: Ticket) -> None:
-        self._raise_error()
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Copy:
+        """Start copying ``tensors``; called on the thread that computes."""
         written = torch.cuda.Event()
         written.record(self._compute)
         hosts: list[torch.Tensor] = []
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(written)
-            for tensor in ticket.tensors:
+            for tensor in tensors:
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 host.copy_(tensor, non_blocking=True)
                 # the allocator must not give the memory away before the copy is done
@@ -97,30 +97,42 @@ class CudaOutlet(Outlet):
                 hosts.append(host)
             copied = torch.cuda.Event()
             copied.record(self._stream)
-        self._pending.put((copied, Ticket(ticket.build, tuple(hosts))))
+        return Copy(tuple(hosts), copied.synchronize)
+
+
+class ThreadedOutlet(Outlet):
+    """Starts copies on the thread that computes, waits and emits on a thread of its own."""
+
+    def __init__(self, emit: Emit, copier: Callable[[tuple[torch.Tensor, ...]], Copy]) -> None:
+        self._emit = emit
+        self._copier = copier
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tap")
+        self._pending: deque[Future[None]] = deque()
+        self._broken = False
+
+    def put(self, ticket: Ticket) -> None:
+        while self._pending and (
+            self._pending[0].done() or len(self._pending) >= _COPIES_IN_FLIGHT
+        ):
+            self._pending.popleft().result()
+        copy = self._copier(ticket.tensors)
+        self._pending.append(self._thread.submit(self._finish, copy, ticket))
 
     def close(self, *, drain: bool) -> None:
-        self._dropping = self._dropping or not drain
-        self._pending.put(None)
-        self._thread.join()
+        self._broken = self._broken or not drain
+        self._thread.shutdown(wait=True, cancel_futures=not drain)
         if drain:
-            self._raise_error()
+            for future in self._pending:
+                future.result()
 
-    def _run(self) -> None:
-        # After an error it goes on taking, so that ``put`` is never left waiting.
-        while (pending := self._pending.get()) is not None:
-            if self._dropping or self._error is not None:
-                continue
-            copied, ticket = pending
-            try:
-                copied.synchronize()
-                self._emit(ticket.build(*(_bytes_of(host) for host in ticket.tensors)))
-            except (BatonError, RuntimeError) as error:
-                self._error = error
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _finish(self, copy: Copy, ticket: Ticket) -> None:
+        if self._broken:
+            return
+        # stays so when anything here raises: nothing is emitted after a gap
+        self._broken = True
+        copy.wait()
+        self._emit(ticket.build(*(_bytes_of(tensor) for tensor in copy.tensors)))
+        self._broken = False
 
 
 class TapCache(DynamicCache):
@@ -179,6 +191,12 @@ class Pass:
 
     def emit_states(self) -> None:
         """Emit every recurrent state, which must stand at ``end`` now."""
+        declared_layers = {
+            layer.layer for layer in self._layout.layers if isinstance(layer, RecurrentLayer)
+        }
+        for number, stored in enumerate(self._cache.layers):
+            if isinstance(stored, LinearAttentionCacheLayerMixin) != (number in declared_layers):
+                raise _misplaced(number, "a state")
         for index, layer in enumerate(self._layout.layers):
             if isinstance(layer, RecurrentLayer):
                 stored = self._cache.layers[layer.layer]
@@ -198,11 +216,7 @@ class Pass:
         span = self._attention.get(layer)
         tile_first, tile_last = self._tile
         if span is None or keys.shape[-2] != tile_last - tile_first:
-            raise ConfigError(
-                f"torch's layer {layer} holds rows where the layout has none",
-                reason="layout_differs",
-                field=f"layer {layer}",
-            )
+            raise _misplaced(layer, "rows")
         first, last = max(tile_first, span.first), min(tile_last, span.last)
         if first >= last:
             return
@@ -232,7 +246,7 @@ def open_pass(
     Errors of the device leave it as ``CapacityError`` (``memory_exceeded``) or
     ``EngineFault``; what ``emit`` raised leaves it as it is.
     """
-    outlet: Outlet = CudaOutlet(emit, device) if device.type == "cuda" else HostOutlet(emit)
+    outlet = ThreadedOutlet(emit, CudaCopier(device)) if device.type == "cuda" else HostOutlet(emit)
     drained = False
     try:
         with torch.inference_mode():
@@ -283,6 +297,14 @@ def _wire_rows(rows: torch.Tensor, layer: AttentionLayer, width: int) -> torch.T
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A contiguous copy that shares nothing with what the model goes on using."""
     return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+
+
+def _misplaced(layer: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"torch and the layout do not both have {what} in layer {layer}",
+        reason="layout_differs",
+        field=f"layer {layer}",
+    )
 
 
 def _require_shape(what: str, found: Sequence[int], expected: Sequence[int]) -> None:

@@ -131,7 +131,7 @@ def greedy(model: Any, caches: list[Any], boundary: int, count: int) -> list[int
 
 
 def save_as_mlx(source: Path, target: Path, bits: int | None = None, group_size: int = 32) -> Path:
-    """The checkpoint ``source`` as ``mlx_lm.convert`` saves it, quantised where ``bits`` is given."""
+    """The checkpoint ``source`` as ``mlx_lm.convert`` saves it, quantised if ``bits`` is given."""
     loaded = load(read_checkpoint(source))
     config = json.loads((source / "config.json").read_text())
     model = loaded.model
