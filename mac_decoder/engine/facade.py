@@ -26,7 +26,7 @@ from mac_decoder.engine.sampling import check_vocabulary
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.engine.template import Rendered
 from mac_decoder.engine.worker import Cancel, Limits, Stop, Submit, Worker, reserved_rows
-from mac_decoder.handoff.link import Link
+from mac_decoder.handoff.link import Link, described
 from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
 
 log = logging.getLogger(__name__)
@@ -177,14 +177,13 @@ class Engine:
 
     def status(self) -> dict[str, Any]:
         """What the engine is doing, in plain JSON types."""
-        state = None if self._link is None else self._link.state
         return {
             "ready": self.ready(),
             "fault": self.fault.result().reason if self.fault.done() else None,
             "open": len(self._streams),
             "open_limit": self._settings.max_active + self._settings.max_waiting,
             "power_assertion": self._power.held,
-            "link": None if state is None else {"state": state.name, "reason": state.reason},
+            "link": None if self._link is None else described(self._link),
             **self._worker.snapshot,
         }
 

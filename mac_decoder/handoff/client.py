@@ -110,28 +110,6 @@ class ProducerLink:
                 failures=dict(self._failures),
             )
 
-    def status(self) -> dict[str, object]:
-        """State, rates and the producer's recipe, in plain types for JSON."""
-        state, rates, ack = self.state, self.rates, self.producer
-        found: dict[str, object] = {
-            "state": state.name,
-            "reason": state.reason,
-            "detail": state.detail,
-            "attempts": state.attempts,
-            "retry_in_s": round(state.retry_in_s, 1),
-            "compute_tokens_per_s": round(rates.compute_tokens_per_s, 1),
-            "wire_bytes_per_s": round(rates.wire_bytes_per_s),
-            "round_trip_ms": round(rates.round_trip_ms, 2),
-            "handoffs": rates.handoffs,
-            "failures": dict(rates.failures),
-        }
-        if ack is not None:
-            found["device"] = ack.recipe.device
-            found["dtype"] = ack.recipe.dtype
-            found["tile"] = ack.recipe.tile
-            found["max_tokens"] = ack.limits.max_tokens
-        return found
-
     def fetch(
         self,
         tokens: Sequence[int],

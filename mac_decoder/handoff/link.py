@@ -20,7 +20,10 @@ LinkName = Literal["off", "connecting", "ready", "down", "refused"]
 
 @dataclass(frozen=True)
 class LinkState:
-    """Where the link stands. ``reason`` is a stable code ("" when ready)."""
+    """Where the link stands. ``reason`` is a stable code ("" when ready).
+
+    ``detail`` is for people: what went wrong, or how a ready producer computes.
+    """
 
     name: LinkName
     reason: str = ""
@@ -131,3 +134,20 @@ class Link(Protocol):
         ``PeerProtocolError``, ``IntegrityError``, ``CapacityError``, ``Cancelled``.
         """
         ...
+
+
+def described(link: Link) -> dict[str, object]:
+    """State and rates in plain types, for ``/status``."""
+    state, rates = link.state, link.rates
+    return {
+        "state": state.name,
+        "reason": state.reason,
+        "detail": state.detail,
+        "attempts": state.attempts,
+        "retry_in_s": round(state.retry_in_s, 1),
+        "compute_tokens_per_s": round(rates.compute_tokens_per_s, 1),
+        "wire_bytes_per_s": round(rates.wire_bytes_per_s),
+        "round_trip_ms": round(rates.round_trip_ms, 2),
+        "handoffs": rates.handoffs,
+        "failures": dict(rates.failures),
+    }

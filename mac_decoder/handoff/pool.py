@@ -103,7 +103,7 @@ class Pool:
             if self._closing:
                 return LinkState("off", "link_closed")
             if self._total() > self._opening:
-                return LinkState("ready")
+                return LinkState("ready", detail=_recipe(self.ack))
             if failure is None:
                 return LinkState("connecting", "producer_connecting")
             name = "down" if _passing(failure) else "refused"
@@ -347,3 +347,11 @@ def pause_s(attempts: int, passing: bool) -> float:
 def _passing(error: BatonError) -> bool:
     """Whether the failure may pass by itself, as a restart or a network's does."""
     return isinstance(error, TransferError | CapacityError)
+
+
+def _recipe(ack: HelloAck | None) -> str:
+    """How the producer computes, for people."""
+    if ack is None:
+        return ""
+    recipe = ack.recipe
+    return f"{recipe.device}, {recipe.dtype}, tiles of {recipe.tile}"

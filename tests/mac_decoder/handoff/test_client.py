@@ -8,6 +8,7 @@ import time
 import pytest
 
 from mac_decoder.handoff.client import ProducerLink
+from mac_decoder.handoff.link import described
 from mac_decoder.handoff.pool import pause_s
 from protocol.errors import BatonError, Cancelled, CapacityError, IdentityMismatch, TransferError
 from protocol.handoff import Committed, PeerAborted
@@ -15,6 +16,7 @@ from protocol.layout import payload_bytes
 from tests.mac_decoder.handoff.producer import (
     IDENTITY,
     LAYOUT,
+    TILE,
     WIDE,
     Memory,
 )
@@ -44,7 +46,8 @@ def test_a_full_handoff_fills_the_shadow(producer, link):
     wait_until(lambda: any(isinstance(event, Committed) for event in producer.seen))
     assert link.state.ready
     assert shadow.prefaulted
-    assert link.rates.handoffs == 1
+    assert link.state.detail == f"cpu, float32, tiles of {TILE}"
+    assert described(link)["handoffs"] == 1
     assert link.rates.wire_bytes_per_s > 0
 
 
@@ -264,7 +267,7 @@ def test_other_weights_are_a_state_and_a_typed_error(make_producer, make_link):
     with pytest.raises(IdentityMismatch) as caught:
         link.fetch(TOKENS, Memory(LAYOUT, 0, END))
     assert caught.value.reason == "weights_differ"
-    assert link.status()["reason"] == "weights_differ"
+    assert described(link)["reason"] == "weights_differ"
 
 
 def test_another_key_is_refused_before_any_prompt_leaves(make_producer, make_link):
