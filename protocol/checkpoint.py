@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from protocol.architectures import Architecture, resolve, text_config
 from protocol.errors import ConfigError
 from protocol.identity import Identity, identity_from_parts
@@ -134,7 +136,7 @@ def _inspect(model_dir: Path) -> _Inspected:
     weight_files = _weight_files(model_dir)
     tensors = _all_headers(weight_files)
     dtype = _kv_dtype(tensors)
-    architecture.refuse_tensors(config, {name: tuple(e["shape"]) for name, e in tensors.items()})
+    architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
     return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
 
 
@@ -176,8 +178,16 @@ def read_chat_template(model_dir: Path) -> str | None:
     return None
 
 
-def tensor_headers(path: Path) -> dict[str, dict[str, Any]]:
-    """Name -> ``dtype``, ``shape``, ``data_offsets`` of a safetensors file's tensors.
+class Tensor(msgspec.Struct, frozen=True):
+    """A tensor's entry in a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def tensor_headers(path: Path) -> dict[str, Tensor]:
+    """Name -> entry of a safetensors file's tensors.
 
     Raises ``ConfigError`` (``weights_truncated``) where header and file length disagree.
     """
@@ -187,11 +197,14 @@ def tensor_headers(path: Path) -> dict[str, dict[str, Any]]:
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
             raise _truncated(path, size, length + 8)
         try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
+            entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            entries.pop("__metadata__", None)
+            header = {
+                name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()
+            }
+        except msgspec.DecodeError as error:
             raise _truncated(path, size, length + 8) from error
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    end = 8 + length + max((entry.data_offsets[1] for entry in header.values()), default=0)
     if end != size:
         raise _truncated(path, size, end)
     return header
@@ -209,7 +222,7 @@ def _weight_files(model_dir: Path) -> tuple[Path, ...]:
     return found
 
 
-def _all_headers(weight_files: Iterable[Path]) -> dict[str, dict[str, Any]]:
+def _all_headers(weight_files: Iterable[Path]) -> dict[str, Tensor]:
     """Name -> header entry of every tensor in every file."""
     return {name: entry for path in weight_files for name, entry in tensor_headers(path).items()}
 
@@ -225,7 +238,7 @@ def _truncated(path: Path, found: int, expected: int) -> ConfigError:
     )
 
 
-def _kv_dtype(tensors: dict[str, dict[str, Any]]) -> Dtype:
+def _kv_dtype(tensors: dict[str, Tensor]) -> Dtype:
     """The element type of the token embedding, or of its scales where it is quantised.
 
     Activations, and with them keys and values, have this type in mlx-lm whatever
@@ -233,16 +246,16 @@ def _kv_dtype(tensors: dict[str, dict[str, Any]]) -> Dtype:
     """
     found: Dtype | None = None
     for name, entry in tensors.items():
-        if entry["dtype"] not in _CARRIED:
+        if entry.dtype not in _CARRIED:
             raise ConfigError(
-                f"weights of type {entry['dtype']} cannot be read the same way on both sides",
+                f"weights of type {entry.dtype} cannot be read the same way on both sides",
                 reason="weights_dtype_unsupported",
                 field=name,
-                found=entry["dtype"],
+                found=entry.dtype,
                 hint="convert the model with baton model import",
             )
         if name.endswith(("embed_tokens.weight", "embed_tokens.scales")):
-            dtype = _FLOATS.get(entry["dtype"])
+            dtype = _FLOATS.get(entry.dtype)
             found = dtype or found
     if found is None:
         raise ConfigError(

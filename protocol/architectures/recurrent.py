@@ -248,6 +248,7 @@ RECURRENT = (
         torch_tweaks=("yarn_truncate",),
         mlx_weights=("fold_multipliers",),
         state_transform="mamba",
+        note="with multipliers only in transformers' form: mlx-lm's conversion leaves two out",
     ),
 )
 """Entries in the order of ``docs/models.md``."""

@@ -103,24 +103,57 @@ def test_weights_that_are_not_finite_are_refused(checkpoint: Fixture, tmp_path: 
     assert caught.value.reason == "model_not_finite"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer"])
-def test_models_quantised_by_mlx_load(
-    name: str, bits: int, checkpoint: Fixture, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits"),
+    [
+        ("llama", "bfloat16", 4),
+        ("llama", "float16", 8),
+        ("muse_glimmer", "bfloat16", 4),
+        ("gpt_oss", "float32", 8),
+        ("deepseek_v3_dense", "bfloat16", 8),
+        ("qwen3_next", "float32", 4),
+        ("qwen3_5", "bfloat16", 8),
+        ("granitemoehybrid_dense", "bfloat16", 4),
+        ("falcon_h1", "bfloat16", 4),
+    ],
+)
+def test_models_saved_and_quantised_by_mlx_load(
+    name: str, dtype: str, bits: int, checkpoint: Fixture, tmp_path: Path
 ) -> None:
-    source = read_checkpoint(checkpoint(name, "bfloat16"))
+    source = read_checkpoint(checkpoint(name, dtype))
     path = _copy(source.path, tmp_path)
-    config = source.config | source.architecture.mlx_overrides(source.config)
-    model, config = quantize_model(load(source).model, config, group_size=32, bits=bits)
     (path / "model.safetensors").unlink()
+    model, config = quantize_model(
+        load(source).model, dict(source.config), group_size=32, bits=bits
+    )
     save_model(path, model)
     (path / "config.json").write_text(json.dumps(config))
     known = read_checkpoint(path)
-    assert known.dtype == "bfloat16"
+    assert known.dtype == dtype
     assert known.layout == source.layout
     assert known.quantisation is not None
     assert known.identity != source.identity
-    assert load(known).layout == source.layout
+    loaded, ids = load(known), mx.array([measured_models.prompt()[:50]])
+    assert loaded.layout == source.layout
+    assert mx.array_equal(loaded.model(ids), model(ids)).item()
+
+
+def test_mlx_saved_falcon_with_multipliers_is_refused(checkpoint: Fixture, tmp_path: Path) -> None:
+    source = read_checkpoint(checkpoint("falcon_h1_multipliers"))
+    path = _copy(source.path, tmp_path)
+    model = load(source).model
+    (path / "model.safetensors").unlink()
+    save_model(path, model)
+    with pytest.raises(ConfigError) as caught:
+        read_checkpoint(path)
+    assert caught.value.reason == "architecture_unsupported"
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="a GPU multiplies experts in any type")
+def test_what_this_backend_cannot_run_is_refused(checkpoint: Fixture) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(read_checkpoint(checkpoint("qwen3_moe", "bfloat16")))
+    assert caught.value.reason == "model_unrunnable"
 
 
 MODULES = {name: "llama" if name == "mistral" else name for name in ARCHITECTURES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from mac_decoder.kv import install
 from mac_decoder.kv.shadow import Shadow
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import EngineFault, IdentityMismatch, IntegrityError
-from protocol.layout import Layout, RecurrentLayer, SlidingLayer, regions, schedule
+from protocol.layout import FullLayer, Layout, RecurrentLayer, SlidingLayer, regions, schedule
 from tests.crossing import Bytes, installed, own_prefill, tokens
 from tests.tiny_models import WINDOW
 
@@ -162,6 +163,30 @@ def test_a_delta_is_completed_with_what_the_decoder_holds(models: Models) -> Non
         shadow.place(slot)[:] = data[start : start + slot.nbytes].data
     built = install.build(known.model, known.layout, shadow)
     assert _same(install.extract(built, known.layout, end), rows)
+
+
+def test_building_copies_nothing_and_lets_go_of_the_shadow() -> None:
+    """The cut's memory is the only memory, until a step needs room for its own row."""
+    count, end = 6, 2048
+    layout = Layout(tuple(FullLayer(index, 4, 64, 64, "bfloat16") for index in range(count)))
+    model = SimpleNamespace(layers=range(count))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    shadow = _filled(layout, end)
+    held = mx.get_active_memory() - before
+    assert shadow.nbytes <= held <= shadow.nbytes * 1.01
+    mx.reset_peak_memory()
+    caches = install.build(model, layout, shadow)
+    mx.eval([cache.state for cache in caches])
+    assert mx.get_peak_memory() - before <= held * 1.01
+    # one layer after the other grows, as in a decoding step: one layer's copy at a time
+    one = held // count
+    for cache in caches:
+        row = mx.zeros((1, 4, 1, 64), mx.bfloat16)
+        mx.eval(cache.update_and_fetch(row, row))
+    assert mx.get_peak_memory() - before <= held * (1 + 256 / end) + 2 * one
+    del caches, cache, shadow
+    assert mx.get_active_memory() - before <= one // 10
 
 
 def test_another_layout_is_refused(models: Models) -> None:
