@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
@@ -30,7 +32,16 @@ def create_app(engine: Engine, *, served_name: str, settings: ApiSettings | None
     """
     settings = settings or ApiSettings()
     service = Service(engine, served_name, settings)
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        warming = asyncio.create_task(service.warm())
+        yield
+        warming.cancel()
+
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=life
+    )
     app.include_router(_generating(service))
     app.include_router(models.router(service))
     app.include_router(ops.router(service))

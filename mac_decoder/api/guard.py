@@ -3,7 +3,7 @@
 They see HTTP and WebSocket scopes alike, which ordinary HTTP middleware does not. A browser
 page must not reach a server on its user's machine: a page of another origin is refused by
 ``Origin``, and a name that an attacker points at 127.0.0.1 (DNS rebinding) by ``Host``.
-No CORS header is ever sent, so a foreign page could read no answer either.
+No CORS header is sent but to origins that were allowed, so other pages could read no answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hmac
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mac_decoder.api.errors import error_response
@@ -41,7 +42,11 @@ def host_name(authority: str) -> str | None:
 
 
 class HostGuard:
-    """Refuses a Host that this server does not have, and an Origin that is not its own."""
+    """Refuses a Host that this server does not have, and an Origin that is not its own.
+
+    ``hosts`` and ``origins`` are allowed beside its own; pages of those origins may also read
+    the answers (CORS), which no other page may.
+    """
 
     def __init__(
         self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()
@@ -49,17 +54,26 @@ class HostGuard:
         named = (host_name(host) or host for host in hosts)
         self._app = app
         self._hosts = LOOPBACK | {host.lower() for host in named}
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._origins = frozenset(_plain_origin(origin) for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
-        if refusal is None:
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-        else:
+            return
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        refusal = self._refusal(hosts, origins)
+        if refusal is not None:
             await _refuse(refusal, scope, receive, send)
+            return
+        invited = next((one for one in origins if _plain_origin(one) in self._origins), None)
+        if invited is None or scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS":
+            await _preflight(invited)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _readable(send, invited))
 
-    def _refusal(self, scope: Scope) -> BatonError | None:
-        hosts = _values(scope, b"host")
+    def _refusal(self, hosts: list[str], origins: list[str]) -> BatonError | None:
         if len(hosts) != 1 or host_name(hosts[0]) not in self._hosts:
             return RequestError(
                 "this server is not known by that host name",
@@ -67,7 +81,6 @@ class HostGuard:
                 field="host",
                 hint="name it when starting the server if it is meant to be",
             )
-        origins = _values(scope, b"origin")
         if all(self._own(origin, hosts[0]) for origin in origins):
             return None
         return RequestError(
@@ -77,10 +90,43 @@ class HostGuard:
         )
 
     def _own(self, origin: str, host: str) -> bool:
-        if origin.lower().rstrip("/") in self._origins:
+        if _plain_origin(origin) in self._origins:
             return True
         scheme, separator, authority = origin.partition("://")
         return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+def _plain_origin(origin: str) -> str:
+    return origin.lower().rstrip("/")
+
+
+def _preflight(origin: str) -> Response:
+    """The answer to a browser that asks what a page of an allowed origin may send."""
+    return Response(
+        status_code=204,
+        headers={
+            "access-control-allow-origin": origin,
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": "authorization, content-type",
+            "access-control-max-age": "600",
+            "vary": "origin",
+        },
+    )
+
+
+def _readable(send: Send, origin: str) -> Send:
+    """``send`` with the headers that let a page of ``origin`` read the response."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            extra = [
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": [*message.get("headers", ()), *extra]}
+        await send(message)
+
+    return sending
 
 
 class KeyGuard:

@@ -24,6 +24,8 @@ from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
 
 log = logging.getLogger("mac_decoder.api")
 
+_POLL_S = 0.1
+
 
 class Service:
     """One per app. ``text`` and ``loaded`` are there once the engine is ready."""
@@ -56,6 +58,12 @@ class Service:
                 if self._text is None:
                     self._text = await asyncio.to_thread(TokenText, self.loaded.tokenizer)
         return self._text
+
+    async def warm(self) -> None:
+        """Read the texts of the tokens before the first request needs them."""
+        while not self.engine.ready():
+            await asyncio.sleep(_POLL_S)
+        await self.text()
 
     def require_model(self, name: str) -> None:
         """Raise ``RequestError`` (``model_not_found``, a 404) for any name but the served one."""

@@ -23,7 +23,7 @@ class ApiSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_requests: int = 64
+    max_requests: int = 96
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0

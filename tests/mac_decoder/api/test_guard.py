@@ -37,6 +37,7 @@ def ask(
     kind: str = "http",
     path: str = "/v1/models",
     bodies: tuple[bytes, ...] = (b"",),
+    method: str = "POST",
 ) -> int:
     """The status that ``app`` answers; 101 for an accepted WebSocket, 403 for a refused one."""
     sent: list[dict[str, Any]] = []
@@ -51,11 +52,13 @@ def ask(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "method": "POST", "path": path, "headers": headers}
+    scope = {"type": kind, "method": method, "path": path, "headers": headers}
     asyncio.run(app(scope, receive, send))
     if kind == "websocket":
         return 101 if sent[0]["type"] == "websocket.accept" else 403
-    assert all(b"access-control" not in name for name, _ in sent[0]["headers"])
+    allowed = [name for name, _ in sent[0]["headers"] if name.startswith(b"access-control")]
+    invited = any(value.lower() == b"https://chat.example" for _, value in headers)
+    assert bool(allowed) == (invited and sent[0]["status"] < 300)
     return int(sent[0]["status"])
 
 
@@ -118,7 +121,7 @@ def test_no_host_or_two_are_refused(kind: str) -> None:
         ("http://localhost:8000", True),
         ("https://localhost:8000", True),
         ("https://chat.example", True),
-        ("https://chat.example/", True),
+        ("https://CHAT.example", True),
         ("http://localhost:3000", False),
         ("http://localhost", False),
         ("https://chat.example.evil", False),
@@ -132,6 +135,13 @@ def test_no_host_or_two_are_refused(kind: str) -> None:
 def test_a_foreign_origin_is_refused(kind: str, origin: str, allowed: bool) -> None:
     headers = told(("host", "localhost:8000"), ("origin", origin))
     assert ask(GUARD, headers, kind) == (403 if not allowed else 200 if kind == "http" else 101)
+
+
+def test_a_page_of_an_allowed_origin_may_ask_what_it_may_send() -> None:
+    headers = told(("host", "localhost"), ("origin", "https://chat.example"))
+    assert ask(GUARD, headers, method="OPTIONS") == 204
+    foreign = told(("host", "localhost"), ("origin", "https://other.example"))
+    assert ask(GUARD, foreign, method="OPTIONS") == 403
 
 
 @given(st.text())
