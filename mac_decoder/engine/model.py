@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import psutil
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
@@ -47,11 +48,39 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
     With ``cast`` floating-point weights are cast to ``checkpoint.dtype``, which then is not
     the file's: a probe compares meaning in fp32, where rounding hides nothing.
 
-    Raises ``ConfigError``: ``model_unloadable`` when mlx-lm cannot read the checkpoint,
-    ``model_unrunnable`` when mlx's backend lacks an operation for it, ``cache_kind_unsupported``,
-    ``layout_differs`` when the model's own caches are not what the
-    table declares, ``model_not_finite`` when a first token has no finite logits.
+    Raises ``ConfigError``: ``not_enough_memory``, ``model_unloadable`` when mlx-lm cannot read
+    the checkpoint, ``model_unrunnable`` when mlx's backend lacks an operation for it,
+    ``cache_kind_unsupported``, ``layout_differs`` when the model's own caches are not what the
+    table declares, ``model_not_finite`` when a first token has no finite logits,
+    ``tokenizer_unloadable``.
     """
+    _check_memory(checkpoint)
+    model, config = _load_model(checkpoint)
+    if cast:
+        model.set_dtype(mlx_dtype(checkpoint.dtype))
+    _check_layout(model, checkpoint.layout)
+    vocabulary = _check_finite(model)
+    tokenizer = _load_tokenizer(checkpoint, config.get("eos_token_id"))
+    stops = frozenset(int(token) for token in tokenizer.eos_token_ids)
+    return LoadedModel(model, tokenizer, checkpoint, stops, vocabulary)
+
+
+def _check_memory(checkpoint: Checkpoint) -> None:
+    """Loading more weights than there is memory brings the whole machine to a halt."""
+    free = psutil.virtual_memory().available
+    if checkpoint.nbytes > free:
+        raise ConfigError(
+            f"{checkpoint.name} needs {checkpoint.nbytes / 1e9:.1f} GB of memory, "
+            f"{free / 1e9:.1f} GB are free",
+            reason="not_enough_memory",
+            field="memory",
+            found=free,
+            expected=checkpoint.nbytes,
+            hint="close other programs, or use a smaller or quantised model",
+        )
+
+
+def _load_model(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     architecture = checkpoint.architecture
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
@@ -59,7 +88,7 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
         return adapted(model_class, architecture.mlx_weights, checkpoint.config), arguments_class
 
     try:
-        model, config = load_model(
+        return load_model(
             checkpoint.path,
             model_config=architecture.mlx_overrides(checkpoint.config),
             get_model_classes=classes,
@@ -72,13 +101,18 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
             field="model_type",
             found=architecture.name,
         ) from error
-    if cast:
-        model.set_dtype(mlx_dtype(checkpoint.dtype))
-    _check_layout(model, checkpoint.layout)
-    vocabulary = _check_finite(model)
-    tokenizer = load_tokenizer(checkpoint.path, eos_token_ids=config.get("eos_token_id"))
-    stops = frozenset(int(token) for token in tokenizer.eos_token_ids)
-    return LoadedModel(model, tokenizer, checkpoint, stops, vocabulary)
+
+
+def _load_tokenizer(checkpoint: Checkpoint, ends: Any) -> TokenizerWrapper:
+    try:
+        return load_tokenizer(checkpoint.path, eos_token_ids=ends)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        # transformers' ways to say that the files are missing or not a tokenizer's.
+        raise ConfigError(
+            f"the tokenizer of {checkpoint.name} cannot be loaded: {error}",
+            reason="tokenizer_unloadable",
+            field="tokenizer",
+        ) from error
 
 
 def _check_layout(model: Any, declared: Layout) -> None:

@@ -103,6 +103,26 @@ def test_weights_that_are_not_finite_are_refused(checkpoint: Fixture, tmp_path: 
     assert caught.value.reason == "model_not_finite"
 
 
+def test_more_weights_than_memory_are_refused(checkpoint: Fixture) -> None:
+    known = dataclasses.replace(read_checkpoint(checkpoint("llama")), nbytes=1 << 60)
+    with pytest.raises(ConfigError) as caught:
+        load(known)
+    assert (caught.value.reason, caught.value.expected) == ("not_enough_memory", 1 << 60)
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no json"])
+def test_a_tokenizer_that_is_none_is_refused(
+    text: str | None, checkpoint: Fixture, tmp_path: Path
+) -> None:
+    path = _copy(checkpoint("llama"), tmp_path)
+    (path / "tokenizer.json").unlink()
+    if text is not None:
+        (path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(read_checkpoint(path))
+    assert caught.value.reason == "tokenizer_unloadable"
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "bits"),
     [
