@@ -10,18 +10,18 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import quantize_model, save_config, save_model
+from mlx_lm.utils import _get_classes, load_model, quantize_model, save_config, save_model
 
 from gb10_producer import model as torch_side
 from gb10_producer.prefill import Prefiller, Rows, State, TorchPrefiller
-from mac_decoder.engine.model import load
+from mac_decoder.engine.weights import adapted
 from mac_decoder.kv import install
 from mac_decoder.kv.shadow import Shadow
 from protocol.checkpoint import read_checkpoint
@@ -130,14 +130,31 @@ def greedy(model: Any, caches: list[Any], boundary: int, count: int) -> list[int
     return found
 
 
-def save_as_mlx(source: Path, target: Path, bits: int | None = None, group_size: int = 32) -> Path:
-    """The checkpoint ``source`` as ``mlx_lm.convert`` saves it, quantised if ``bits`` is given."""
-    loaded = load(read_checkpoint(source))
+def save_as_mlx(
+    source: Path,
+    target: Path,
+    bits: int | None = None,
+    group_size: int = 32,
+    choose: Callable[[str, Any], bool | dict[str, Any]] | None = None,
+) -> Path:
+    """The checkpoint ``source`` as ``mlx_lm.convert`` saves it, quantised if ``bits`` is given.
+
+    ``choose(path, module)`` may name other widths for some tensors, or none. Nothing is
+    computed with the model: mlx's CPU backend lacks experts in bfloat16.
+    """
+    checkpoint = read_checkpoint(source)
+    architecture = checkpoint.architecture
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+        model_class, arguments = _get_classes(config)
+        return adapted(model_class, architecture.mlx_weights, checkpoint.config), arguments
+
+    overrides = architecture.mlx_overrides(checkpoint.config)
+    model, _ = load_model(source, model_config=overrides, get_model_classes=classes)
     config = json.loads((source / "config.json").read_text())
-    model = loaded.model
     if bits is not None:
         with contextlib.redirect_stdout(io.StringIO()):
-            model, config = quantize_model(model, config, group_size, bits)
+            model, config = quantize_model(model, config, group_size, bits, quant_predicate=choose)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("model*", "config.json"))
     save_model(target, model)
     save_config(config, target / "config.json")
