@@ -64,6 +64,20 @@ REFUSED_VARIANTS: tuple[Case, ...] = (
         {"layer_types": _CHUNKED},
         "its cache is of no kind that carries over",
     ),
+    Case(
+        "gemma3_text",
+        "capped logits",
+        "attn_logit_softcapping",
+        {"attn_logit_softcapping": 50.0},
+        "mlx-lm caps no logits",
+    ),
+    Case(
+        "gemma3_text",
+        "attention in both directions",
+        "use_bidirectional_attention",
+        {"use_bidirectional_attention": True},
+        "mlx-lm attends backwards only",
+    ),
     Case("gemma2", "any RoPE scaling", "rope_type", _rope(**_YARN), _NO_SCALING),
     Case("cohere2", "any RoPE scaling", "rope_type", _rope(**_YARN), _NO_SCALING),
     Case(
@@ -124,6 +138,13 @@ REFUSED_VARIANTS: tuple[Case, ...] = (
         "mlx-lm needs layers of both kinds",
     ),
     Case(
+        "afmoe",
+        "another routing",
+        "score_func",
+        {"score_func": "softmax"},
+        "transformers routes in one way only",
+    ),
+    Case(
         "deepseek_v3",
         "rotary parts in halves",
         "rope_interleave",
@@ -135,7 +156,14 @@ REFUSED_VARIANTS: tuple[Case, ...] = (
         "another routing",
         "topk_method",
         {"topk_method": "greedy"},
-        "transformers always routes by `noaux_tc`",
+        "transformers routes in one way only",
+    ),
+    Case(
+        "glm4_moe",
+        "another routing",
+        "scoring_func",
+        {"scoring_func": "softmax"},
+        "transformers routes in one way only",
     ),
     Case("glm4_moe", "any RoPE scaling", "rope_type", _rope(**_YARN), _NO_SCALING),
     Case(

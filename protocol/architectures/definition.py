@@ -141,3 +141,12 @@ def unsupported(config: Config, message: str, *, field: str, found: object) -> C
         found=found,
         hint="docs/models.md lists what carries over",
     )
+
+
+def require(config: Config, why: str, **known: Any) -> None:
+    """Refuse every field of ``known`` that the file gives another value than the one named."""
+    text = text_config(config)
+    for name, value in known.items():
+        found = text.get(name, value)
+        if found != value:
+            raise unsupported(config, why, field=name, found=found)

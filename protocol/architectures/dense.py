@@ -6,6 +6,7 @@ from protocol.architectures.definition import (
     GELU_TANH,
     Architecture,
     Config,
+    require,
     text_config,
     unsupported,
 )
@@ -47,6 +48,13 @@ def _gemma3_fields(config: Config) -> Config:
         "rope_local_base_freq": local,
         "sliding_window_pattern": interval(config, _gemma3_types(config)),
     }
+
+
+def _gemma3_refusals(config: Config) -> None:
+    require(
+        config, "mlx-lm caps no logits", attn_logit_softcapping=None, final_logit_softcapping=None
+    )
+    require(config, "mlx-lm attends backwards only", use_bidirectional_attention=False)
 
 
 def _cohere2_types(config: Config) -> list[str]:
@@ -211,6 +219,7 @@ DENSE = (
         "gemma3_text",
         stack=by_types(_gemma3_types),
         fields=_gemma3_fields,
+        refuse=_gemma3_refusals,
         defaults={"sliding_window": 4096, "max_position_embeddings": 131072},
         activations=GELU_TANH,
         torch_tweaks=("yarn_truncate", "round_embed_scale"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.architectures.definition import (
     Architecture,
     Config,
+    require,
     text_config,
     unsupported,
 )
@@ -29,15 +30,12 @@ def _gpt_oss_fields(config: Config) -> Config:
 
 
 def _gpt_oss_refusals(config: Config) -> None:
-    text, types = text_config(config), _gpt_oss_types(config)
+    types = _gpt_oss_types(config)
     if FULL not in types or SLIDING not in types:
         raise unsupported(
             config, "mlx-lm needs layers of both kinds", field="layer_types", found=types[0]
         )
-    if text.get("swiglu_limit", 7.0) != 7.0:
-        raise unsupported(
-            config, "mlx-lm clamps at 7", field="swiglu_limit", found=text["swiglu_limit"]
-        )
+    require(config, "mlx-lm clamps at 7", swiglu_limit=7.0)
 
 
 def _afmoe_types(config: Config) -> list[str]:
@@ -52,15 +50,25 @@ def _afmoe_fields(config: Config) -> Config:
     return flat()(config) | {"layer_types": _afmoe_types(config)}
 
 
+def _afmoe_refusals(config: Config) -> None:
+    require(
+        config,
+        "transformers routes in one way only",
+        score_func="sigmoid",
+        route_norm=True,
+        n_group=1,
+        topk_group=1,
+    )
+
+
 def _deepseek_refusals(config: Config) -> None:
-    text = text_config(config)
-    if text.get("rope_interleave", True) is not True:
-        raise unsupported(config, "mlx-lm always interleaves", field="rope_interleave", found=False)
-    for name, known in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
-        if text.get(name, known) != known:
-            raise unsupported(
-                config, f"transformers always routes by {known}", field=name, found=text[name]
-            )
+    require(config, "mlx-lm always interleaves", rope_interleave=True)
+    _routing_refusals(config)
+
+
+def _routing_refusals(config: Config) -> None:
+    why = "transformers routes in one way only"
+    require(config, why, topk_method="noaux_tc", scoring_func="sigmoid")
 
 
 def _glm4_fields(config: Config) -> Config:
@@ -97,6 +105,7 @@ EXPERTS = (
         "afmoe",
         stack=by_types(_afmoe_types),
         fields=_afmoe_fields,
+        refuse=_afmoe_refusals,
         defaults={
             "sliding_window": 1024,
             "num_experts_per_tok": 6,
@@ -128,6 +137,7 @@ EXPERTS = (
         "glm4_moe",
         stack=all_full,
         fields=_glm4_fields,
+        refuse=_routing_refusals,
     ),
 )
 """Entries in the order of ``docs/models.md``."""

@@ -66,8 +66,8 @@ def test_the_page_says_what_was_measured(checkpoint: Fixture) -> None:
     assert measured_models.PAGE.read_text() == measured_models.page(recorded(), described)
 
 
-@pytest.mark.parametrize("name", CARRIED)
-def test_the_measured_layout_is_the_declared_one(name: str, checkpoint: Fixture) -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral3", "falcon_h1"])
+def test_what_is_loaded(name: str, checkpoint: Fixture) -> None:
     known = read_checkpoint(checkpoint(name))
     loaded = load(known)
     assert layout_of(loaded.model) == known.layout == loaded.layout
