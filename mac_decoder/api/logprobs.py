@@ -81,15 +81,14 @@ def text_logprobs(entries: tuple[Entry, ...], texts: TokenText, wanted: int) -> 
 
     ``wanted`` is the request's figure; with 0 no other tokens are told.
     """
-    tops: list[dict[str, float]] = []
+    tops: list[dict[str, float | None]] = []
     for entry in entries:
-        top = {token_text(token, texts): value for token, value in entry.token.top}
-        if wanted:
-            top.setdefault(token_text(entry.token.id, texts), entry.token.logprob or 0.0)
+        top = {token_text(token, texts): _told(value) for token, value in entry.token.top}
+        top.setdefault(token_text(entry.token.id, texts), _told(entry.token.logprob))
         tops.append(top)
     return {
         "tokens": [token_text(entry.token.id, texts) for entry in entries],
-        "token_logprobs": [entry.token.logprob for entry in entries],
+        "token_logprobs": [_told(entry.token.logprob) for entry in entries],
         "top_logprobs": tops if wanted else None,
         "text_offset": [entry.start for entry in entries],
     }
@@ -106,10 +105,15 @@ def token_text(token: int, texts: TokenText) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def _told(logprob: float | None) -> float | None:
+    """JSON has no infinity; OpenAI writes -9999 for a token that could not have come."""
+    return None if logprob is None else max(logprob, -9999.0)
+
+
 def _described(token: int, logprob: float | None, texts: TokenText) -> dict[str, Any]:
     data = texts.token_bytes(token)
     return {
         "token": token_text(token, texts),
-        "logprob": logprob,
+        "logprob": _told(logprob),
         "bytes": None if data is None else list(data),
     }

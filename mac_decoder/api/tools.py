@@ -110,6 +110,8 @@ def read_calls(parser: Parser, text: str, plan: ToolPlan) -> list[ToolCall]:
         calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
     except _UNREADABLE:
         return []
+    if any(_is_placeholder(call, plan) for call in calls):
+        return []
     if plan.only is not None and any(call.name != plan.only for call in calls):
         return []
     return calls[:1] if plan.single else calls
@@ -130,6 +132,12 @@ def _call(found: Mapping[str, Any]) -> ToolCall:
     if not text.isascii() and _has_surrogates(text):
         text = json.dumps(arguments)
     return ToolCall(f"call_{secrets.token_hex(12)}", name, text)
+
+
+def _is_placeholder(call: ToolCall, plan: ToolPlan) -> bool:
+    """Whether this is what mlx-lm's GLM parser makes of a text that it cannot read."""
+    known = any(tool["function"]["name"] == call.name for tool in plan.tools)
+    return call.name == "unknown" and not known and list(json.loads(call.arguments)) == ["raw"]
 
 
 def _has_surrogates(text: str) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm import tool_parsers
 from mlx_lm.tool_parsers import (
     glm47,
     json_tools,
@@ -270,6 +275,63 @@ def test_calls_of_every_family_have_one_form(parser: Any, text: str) -> None:
 )
 def test_a_text_that_is_no_call_gives_none(text: str) -> None:
     assert read_calls(json_tools.parse_tool_call, text, PLAN) == []
+
+
+FAMILIES = [name for _, name, _ in pkgutil.iter_modules(tool_parsers.__path__)]
+
+SHREDS = st.lists(
+    st.sampled_from(
+        [
+            "<function=f>",
+            "</function>",
+            "<parameter=city>",
+            "</parameter>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "call:f{",
+            "<escape>",
+            "[ARGS]",
+            "[f(",
+            "x=1",
+            "city:",
+            ")]",
+            '{"name": "f", "arguments": ',
+            '{"x": 1}',
+            "}",
+            "[",
+            "]",
+            ",",
+            "unknown",
+            "functions.f:0<|tool_call_argument_begin|>",
+            '<invoke name="f">',
+            '<param name="x">',
+            '<atem:invoke name="f">',
+            "\x00",
+            "\ud800",
+            "1e999",
+            "\n",
+        ]
+    )
+    | st.text(max_size=4),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(text=SHREDS)
+def test_no_text_breaks_a_parser_s_reading(family: str, text: str) -> None:
+    parser = importlib.import_module(f"mlx_lm.tool_parsers.{family}").parse_tool_call
+    for call in read_calls(parser, text, PLAN):
+        assert call.name
+        assert isinstance(json.loads(call.arguments), dict)
+        call.arguments.encode()
+
+
+def test_what_the_glm_parser_cannot_read_is_no_call() -> None:
+    assert read_calls(glm47.parse_tool_call, "", PLAN) == []
+    tools = ({"type": "function", "function": {"name": "unknown"}},)
+    assert len(read_calls(glm47.parse_tool_call, "unknown raw=1", ToolPlan(tools))) == 1
 
 
 def test_letters_stay_letters_and_half_of_one_is_escaped() -> None:
