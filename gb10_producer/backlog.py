@@ -193,8 +193,8 @@ class Reader:
 
     def pass_to(self, index: int) -> None:
         """Be done with the items before ``index``: their bytes are with the kernel."""
-        with self._backlog.lock:
-            if index > self.position:
+        if index > self.position:
+            with self._backlog.lock:
                 self.position = index
                 self._backlog.passed()
 

@@ -41,9 +41,9 @@ from protocol.reasons import REASONS, refusal
 
 log = logging.getLogger(__name__)
 
-_AHEAD = 8
+_AHEAD = 16
 """Frames hashed or being hashed ahead of the socket."""
-_QUEUED_BYTES = 1 << 20
+_QUEUED_BYTES = 2 << 20
 """Below this much queued for the socket, the next frame is queued."""
 _LOOK_AROUND_S = 0.5
 _CLOSE_S = 2.0
@@ -240,7 +240,9 @@ class Connection:
             transfer.begun = True
         machine.progress(transfer.ticket.position, now)
         self._send_frames(transfer, machine)
-        if machine.remaining == 0 and transfer.outflow.length == 0 and transfer.ticket.finished:
+        sent = machine.remaining == 0 and transfer.outflow.length == 0
+        on_a_slow_link = self._offer.throttle.wait_s(now) > 0  # the last frame is on its way
+        if sent and transfer.ticket.finished and not on_a_slow_link:
             self._seal(transfer, machine)
 
     def _send_frames(self, transfer: _Transfer, machine: ProducerHandoff) -> None:

@@ -15,8 +15,12 @@ import psutil
 from protocol.errors import CapacityError, ConfigError
 from protocol.layout import KEY, VALUE, Layout, RecurrentLayer, payload_bytes, row_bytes
 
-FLOOR_BYTES = 512 << 20
-"""What stays free for everybody else on the machine."""
+_LEAST_FLOOR = 512 << 20
+
+
+def floor_bytes() -> int:
+    """What stays free for activations and everybody else: a twentieth of the machine."""
+    return max(_LEAST_FLOOR, int(psutil.virtual_memory().total) // 20)
 
 
 def available_bytes() -> int:
@@ -64,7 +68,7 @@ class Ledger:
         """Hold ``nbytes``. Raises ``CapacityError`` when they are not to be had now."""
         self.check(nbytes)
         with self._lock:
-            free = min(self.limit - self.reserved, self._free() - FLOOR_BYTES // 2)
+            free = min(self.limit - self.reserved, self._free() - floor_bytes() // 2)
             if nbytes > free:
                 raise CapacityError(
                     "The producer's memory is taken at the moment.",
@@ -87,7 +91,9 @@ def require_room(needed: int, free: int, cap: int | None, what: str) -> int:
 
     Raises ``ConfigError`` (``not_enough_memory``) when ``what`` needs more.
     """
-    limit = free - FLOOR_BYTES if cap is None else min(free - FLOOR_BYTES, cap)
+    limit = free - floor_bytes()
+    if cap is not None:
+        limit = min(limit, cap)
     if needed > limit:
         raise ConfigError(
             f"Not enough memory for {what}: {_gib(needed)} needed, {_gib(max(0, limit))} free.",

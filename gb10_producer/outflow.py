@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from gb10_producer.backlog import Item, Reader
 from gb10_producer.prefill import Rows
@@ -38,9 +39,9 @@ class Outflow:
         self._layout = layout
         self._reader = reader
         self._wake = wake
-        self._todo: deque[tuple[Slot, bytes]] = deque()
+        self._todo: SimpleQueue[tuple[Slot, bytes] | None] = SimpleQueue()
         self._ready: deque[Frame] = deque()
-        self._changed = threading.Condition()
+        self._hungry = False
         self._closed = False
         self.fault: EngineFault | None = None
         """Set when the source's rows are in disorder; no frame is made any more."""
@@ -52,22 +53,22 @@ class Outflow:
     def add(self, slot: Slot, prefix: bytes) -> None:
         """Have the next slot's frame made; ``prefix`` is its header without the digest."""
         self.length += 1
-        with self._changed:
-            self._todo.append((slot, prefix))
-            self._changed.notify()
+        self._todo.put((slot, prefix))
 
     def take(self) -> Frame | None:
-        """The next finished frame, in order; ``None`` when none is finished."""
+        """The next finished frame, in order; ``None``: none yet, the next one will wake."""
         if not self._ready:
-            return None
+            self._hungry = True
+            if not self._ready:  # it may have been finished just before
+                return None
+        self._hungry = False
         self.length -= 1
         return self._ready.popleft()
 
     def close(self) -> None:
         """Stop, leave the backlog, and wait for the thread: no row is read afterwards."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._todo.put(None)
         self._reader.close()
         self._thread.join()
         self._ready.clear()
@@ -91,13 +92,12 @@ class Outflow:
                 return
             frame = Frame(slot, payload, frames.digest(prefix, payload), index)
             self._ready.append(frame)
-            self._wake()
+            if self._hungry:  # else the connection has enough to send, and will look
+                self._wake()
 
     def _next_slot(self) -> tuple[Slot, bytes] | None:
-        with self._changed:
-            while not self._todo and not self._closed:
-                self._changed.wait()
-            return None if self._closed else self._todo.popleft()
+        work = self._todo.get()
+        return None if self._closed else work
 
     def _next_item(self, index: int) -> Item | None:
         while not self._closed:
