@@ -27,7 +27,8 @@ from tests.tiny_models import NAMES, THETA
 Fixture = Callable[..., Path]
 
 SLACK = 3.0
-"""How far a measurement may be above the record: another BLAS rounds otherwise."""
+"""How far a measurement may be above the record, or above what torch differs from itself by:
+another BLAS rounds otherwise."""
 NOISE = 2e-5
 
 
@@ -38,8 +39,8 @@ def test_logits_are_those_of_transformers(name: str, checkpoint: Fixture) -> Non
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     found, record = measure(path, against_itself=False), recorded()[name]
     assert found.alone == record.alone
-    assert found.short <= SLACK * record.short + NOISE
-    assert found.long <= SLACK * record.long + NOISE
+    assert found.short <= SLACK * max(record.short, record.torch_self) + NOISE
+    assert found.long <= SLACK * max(record.long, record.torch_self) + NOISE
     if found.alone == "silent":
         assert found.alone_off > 1000 * found.long
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
