@@ -250,10 +250,14 @@ class Answer(Response):
 
     def _leave(self, index: int) -> None:
         """Give up a stream whose choice has ended; the report of its prompt is kept."""
-        stream = self._streams[index]
-        if stream.report is not None:
-            self._reports.setdefault(index, stream.report)
-        stream.cancel()
+        self._keep_reports()
+        self._streams[index].cancel()
+
+    def _keep_reports(self) -> None:
+        """Take the reports of streams that have not told theirs in a last event."""
+        for index, stream in enumerate(self._streams):
+            if stream.report is not None:
+                self._reports.setdefault(index, stream.report)
 
     async def _keep_alive(self, out: sse.EventStream | None) -> None:
         if out is None or out.silent_s < self._service.settings.heartbeat_s / 2:
@@ -278,7 +282,7 @@ class Answer(Response):
                     return
                 if done:
                     leaving = asyncio.ensure_future(receive())
-                if any(stream.backlog > MAX_BACKLOG for stream in self._streams):
+                if self._streamed and max(one.backlog for one in self._streams) > MAX_BACKLOG:
                     self._give_up(Cancelled("the client reads slowly", reason="client_too_slow"))
                     return
         finally:
@@ -293,6 +297,7 @@ class Answer(Response):
 
     def _note(self) -> None:
         """Put the figures into the record."""
+        self._keep_reports()
         record = self._record
         record.prompt_tokens = self._prompt_tokens()
         record.completion_tokens = sum(job.choice.completion_tokens for job in self._jobs)

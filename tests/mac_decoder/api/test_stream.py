@@ -112,6 +112,7 @@ def test_an_error_in_mid_stream_is_told_and_the_stream_is_not_done(
     served: Served, recital: Recital, path: str, error: Any, code: str
 ) -> None:
     async def play(part: Part) -> None:
+        part.say(REPORT)
         part.token(recital.heads["greeting"])
         await asyncio.sleep(0.02)
         part.say(Failed(error))
@@ -129,7 +130,11 @@ def test_an_error_in_mid_stream_is_told_and_the_stream_is_not_done(
         ):
             list(client.chat.completions.create(**chat(stream=True)))
         assert caught.value.code == code
-        assert f'baton_request_errors_total{{reason="{code}"}}' in http.get("/metrics").text
+        metrics = http.get("/metrics").text
+        assert f'baton_request_errors_total{{reason="{code}"}}' in metrics
+        assert f'outcome="failed",route="{"chat" if path == CHAT else "completions"}"' in metrics
+        # The handoff was made, whatever came after it.
+        assert "baton_handoff_bytes_total 2468.0" in metrics
 
 
 def test_an_error_before_the_answer_has_its_own_status(served: Served) -> None:
