@@ -73,6 +73,8 @@ class _Transfer:
     ticket: Ticket
     outflow: Outflow
     begun: bool = False
+    busy: bool = False
+    """A frame was hashed in this thread; the loop goes on without waiting."""
     passing: deque[tuple[int, int]] = field(default_factory=deque)
     """(byte of the stream, backlog items that nobody needs once it is written)."""
 
@@ -151,8 +153,7 @@ class Connection:
                 self._end_transfer()
                 machine.eof(time.monotonic())
                 return
-            if (now := time.monotonic()) >= deadline:
-                self._let_pass(machine, now)
+            self._let_pass(machine, time.monotonic())
             self._advance()
             self._flush()
             if self._stopping.is_set():
@@ -167,13 +168,15 @@ class Connection:
             deadline = min(deadline, self._handshake_until)
         if self._transfer is not None:
             pause = self._offer.throttle.wait_s(now) or _LOOK_AROUND_S
-            deadline = min(deadline, now + pause)
+            deadline = now if self._transfer.busy else min(deadline, now + pause)
         return deadline
 
     def _let_pass(self, machine: ProducerHandoff, now: float) -> None:
         if not self._ready and now >= self._handshake_until:
             raise TransferError("The handshake took too long.", reason="handshake_timeout")
-        self._handle(machine.tick(now))
+        due = machine.deadline()
+        if due is not None and now >= due:
+            self._handle(machine.tick(now))
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
@@ -247,13 +250,15 @@ class Connection:
 
     def _send_frames(self, transfer: _Transfer, machine: ProducerHandoff) -> None:
         wire, outflow, throttle = self._wire, transfer.outflow, self._offer.throttle
+        transfer.busy = False
         while transfer.passing and transfer.passing[0][0] <= wire.written:
             transfer.ticket.reader.pass_to(transfer.passing.popleft()[1])
         while outflow.length < _AHEAD and (slot := machine.next_slot()) is not None:
             outflow.add(slot, machine.header_prefix(slot))
         while wire.pending < _QUEUED_BYTES and not throttle.wait_s(time.monotonic()):
             frame = outflow.take()
-            if frame is None:
+            if frame is None or frame.digest is None:
+                transfer.busy = outflow.help()
                 return
             now = time.monotonic()
             header = machine.frame(frame.slot, frame.digest, now)

@@ -1,8 +1,10 @@
-"""Frames of one handoff between backlog and socket: cut from the rows, hashed in a thread.
+"""Frames of one handoff between backlog and socket: cut from the rows and hashed, in order.
 
-The connection's thread takes slots from the protocol machine and hands them over in order; the
-hashing thread finds each slot's bytes and digests header and payload, while the connection's
-thread sends what was digested before. Nothing is copied: a payload is a view of the rows.
+The connection's thread takes slots from the protocol machine and hands them over; a hashing
+thread finds each slot's bytes and digests header and payload. While nothing is ready to send,
+the connection's thread hashes the next frame itself instead of sleeping: two threads that wait
+for each other cost more than the bytes they move. Nothing is copied: a payload is a view of the
+rows.
 """
 
 from __future__ import annotations
@@ -20,91 +22,119 @@ from protocol.errors import EngineFault
 from protocol.layout import KEY, STATE, Layout, RecurrentLayer, Slot, row_bytes
 
 _WAIT_S = 0.5
+_NOTHING = memoryview(b"")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Frame:
-    """A slot, its payload and digest; ``passed`` items of the backlog end before or with it."""
+    """A slot with its payload and, once it is hashed, its digest.
+
+    ``passed`` items of the backlog end before it.
+    """
 
     slot: Slot
-    payload: memoryview
-    digest: bytes
-    passed: int
+    prefix: bytes
+    payload: memoryview = _NOTHING
+    digest: bytes | None = None
+    passed: int = 0
 
 
 class Outflow:
-    """The hashing side of one handoff. ``add`` and ``take`` belong to the connection's thread."""
+    """One handoff's frames. All methods belong to the connection's thread."""
 
     def __init__(self, layout: Layout, reader: Reader, wake: Callable[[], None]) -> None:
         self._layout = layout
         self._reader = reader
         self._wake = wake
-        self._todo: SimpleQueue[tuple[Slot, bytes] | None] = SimpleQueue()
-        self._ready: deque[Frame] = deque()
+        self._order: deque[Frame] = deque()
+        self._unclaimed: deque[Frame] = deque()
+        self._claiming = threading.Lock()
+        self._item: Item | None = None
+        self._index = -1
+        self._calls: SimpleQueue[bool] = SimpleQueue()
         self._hungry = False
         self._closed = False
         self.fault: EngineFault | None = None
         """Set when the source's rows are in disorder; no frame is made any more."""
-        self.length = 0
-        """Slots added and not yet taken."""
         self._thread = threading.Thread(target=self._run, name="hash", daemon=True)
         self._thread.start()
 
+    @property
+    def length(self) -> int:
+        """Slots added and not yet taken."""
+        return len(self._order)
+
     def add(self, slot: Slot, prefix: bytes) -> None:
         """Have the next slot's frame made; ``prefix`` is its header without the digest."""
-        self.length += 1
-        self._todo.put((slot, prefix))
+        frame = Frame(slot, prefix)
+        self._order.append(frame)
+        self._unclaimed.append(frame)
+        self._calls.put(True)
 
     def take(self) -> Frame | None:
-        """The next finished frame, in order; ``None``: none yet, the next one will wake."""
-        if not self._ready:
+        """The next frame, if it is hashed; else ``None``, and its digest will wake."""
+        if not self._order:
+            return None
+        head = self._order[0]
+        if head.digest is None:
             self._hungry = True
-            if not self._ready:  # it may have been finished just before
+            if head.digest is None:  # it may have been finished just before
                 return None
         self._hungry = False
-        self.length -= 1
-        return self._ready.popleft()
+        return self._order.popleft()
+
+    def help(self) -> bool:
+        """Hash one frame in this thread; false: there is none that nobody works on."""
+        if not self._claiming.acquire(blocking=False):
+            return False  # the hashing thread looks for the next frame's rows
+        try:
+            frame = self._claim(0.0)
+        finally:
+            self._claiming.release()
+        if frame is None:
+            return False
+        frame.digest = frames.digest(frame.prefix, frame.payload)
+        return True
 
     def close(self) -> None:
         """Stop, leave the backlog, and wait for the thread: no row is read afterwards."""
         self._closed = True
-        self._todo.put(None)
+        self._calls.put(False)
         self._reader.close()
         self._thread.join()
-        self._ready.clear()
+        self._order.clear()
 
     def _run(self) -> None:
-        item: Item | None = None
-        index = -1
-        while (work := self._next_slot()) is not None:
-            slot, prefix = work
-            while item is None or not _holds(item, slot):
-                index += 1
-                item = self._next_item(index)
-                if item is None:
-                    return
-                if _is_past(item, slot):
-                    self._fail(slot)
-                    return
-            payload = _payload(self._layout, item, slot)
-            if payload.nbytes != slot.nbytes:
-                self._fail(slot)
-                return
-            frame = Frame(slot, payload, frames.digest(prefix, payload), index)
-            self._ready.append(frame)
+        while self._calls.get() and not self._closed:
+            with self._claiming:
+                frame = self._claim(_WAIT_S)
+            if frame is None:
+                continue  # the connection's thread was faster
+            frame.digest = frames.digest(frame.prefix, frame.payload)
             if self._hungry:  # else the connection has enough to send, and will look
                 self._wake()
 
-    def _next_slot(self) -> tuple[Slot, bytes] | None:
-        work = self._todo.get()
-        return None if self._closed else work
-
-    def _next_item(self, index: int) -> Item | None:
-        while not self._closed:
-            item = self._reader.wait_for(index, _WAIT_S)
+    def _claim(self, wait_s: float) -> Frame | None:
+        """Take the next frame and find its payload; ``None``: there is none, or (without
+        waiting) its rows are not there yet. Call with ``_claiming`` held.
+        """
+        if not self._unclaimed or self.fault is not None:
+            return None
+        frame = self._unclaimed[0]
+        while self._item is None or not _holds(self._item, frame.slot):
+            item = self._reader.wait_for(self._index + 1, wait_s)
+            if self._closed or (item is None and not wait_s):
+                return None
             if item is not None:
-                return item
-        return None
+                self._index += 1
+                self._item = item
+                if _is_past(item, frame.slot):
+                    return self._fail(frame.slot)
+        frame.payload = _payload(self._layout, self._item, frame.slot)
+        frame.passed = self._index
+        if frame.payload.nbytes != frame.slot.nbytes:
+            return self._fail(frame.slot)
+        return self._unclaimed.popleft()
 
     def _fail(self, slot: Slot) -> None:
         self.fault = EngineFault(
