@@ -26,6 +26,7 @@ from rich.table import Table
 from app.bench_decoder import Round, decode
 from app.bench_limit import receive, send
 from app.children import Child, start
+from app.halves import require
 from app.terminal import err, human_bytes, out, print_json
 from protocol.errors import EngineFault, RequestError, TransferError
 from protocol.layout import payload_bytes
@@ -66,6 +67,7 @@ def handoff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a handoff between two processes against what the machine can do."""
+    require("decoder")
     result = measure(layout, prompt, pairs)
     if as_json:
         print_json(asdict(result))

@@ -17,6 +17,8 @@ import typer
 from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
+from app.demo_model import ensure
+from app.halves import require
 from app.loopback import Loopback, loopback
 from app.terminal import err, out, print_json
 
@@ -73,8 +75,7 @@ def ttft(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare time to first token, remote and local, and over a link as slow as the compute."""
-    from app.demo_model import ensure
-
+    require("both")
     checkpoint = model if model is not None else ensure(cache_dir)
     text = document.read_text() if document else (files("app") / "demo_document.txt").read_text()
     with loopback(checkpoint) as pair:

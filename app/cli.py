@@ -17,18 +17,6 @@ from protocol.errors import EXIT_ENGINE_FAULT, BatonError, ConfigError, EngineFa
 EXIT_CONFIG = 78
 """The configuration or the model must change first (EX_CONFIG of sysexits.h)."""
 
-HALVES = {
-    "torch": "producer",
-    "transformers": "producer",
-    "mlx": "decoder",
-    "mlx_lm": "decoder",
-    "fastapi": "decoder",
-    "uvicorn": "decoder",
-    "accelerate": "both",
-    "gguf": "both",
-}
-"""Which extra of the package brings a module."""
-
 app = typer.Typer(
     name="baton",
     help="Prefill on an NVIDIA machine, decode on a Mac, through one OpenAI endpoint.",
@@ -63,18 +51,6 @@ def main() -> None:
         if isinstance(error, EngineFault):
             sys.exit(EXIT_ENGINE_FAULT)
         sys.exit(EXIT_CONFIG if isinstance(error, ConfigError) else 1)
-    except ModuleNotFoundError as error:
-        extra = HALVES.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        complain(
-            ConfigError(
-                f"this command needs the module {error.name}",
-                reason="half_not_installed",
-                hint=f"pip install 'baton-llm[{extra}]'",
-            )
-        )
-        sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -13,6 +13,8 @@ import typer
 from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
+from app.demo_model import ensure
+from app.halves import require
 from app.loopback import loopback
 from app.terminal import err, human_bytes, out, print_json, progress
 from protocol.errors import ConfigError
@@ -35,8 +37,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Ask a question about a document, with both machines' processes on this one."""
-    from app.demo_model import ensure
-
+    require("both")
     text = _read(document)
     checkpoint = model if model is not None else ensure(cache_dir)
     messages = ({"role": "user", "content": f"{text}\n\n{question}"},)

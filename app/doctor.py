@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import platform
 import shutil
 import socket
@@ -18,6 +17,7 @@ import typer
 from rich.table import Table
 
 from app.demo_model import cache_root
+from app.halves import Half, missing
 from app.terminal import human_bytes, out, print_json
 from protocol.errors import BatonError
 
@@ -89,9 +89,8 @@ def _package(name: str) -> Finding:
 
 def _halves() -> Iterator[Finding]:
     """Which of the two sides this machine can run."""
-    decoder = all(importlib.util.find_spec(name) for name in ("mlx", "mlx_lm", "fastapi"))
-    producer = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-    able = [name for name, there in (("decoder", decoder), ("producer", producer)) if there]
+    sides: tuple[Half, ...] = ("decoder", "producer")
+    able = [name for name in sides if not missing(name)]
     if able:
         yield Finding("can run", "ok", " and ".join(able))
     else:

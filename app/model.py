@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from app.demo_model import cache_root
+from app.halves import require
 from app.terminal import err, human_bytes, out, print_json, step
 from protocol.architectures import resolve
 from protocol.errors import ConfigError
@@ -39,6 +40,7 @@ def import_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a checkpoint for both machines from a GGUF file or a transformers checkpoint."""
+    require("both")
     _check_arguments(source, to, quantize, dtype)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".importing-", dir=to.parent) as scratch:

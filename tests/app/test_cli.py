@@ -45,7 +45,6 @@ def test_a_decoder_that_is_not_there_is_status_1() -> None:
         (ConfigError("x"), 78),
         (TransferError("x"), 1),
         (EngineFault("x"), 75),
-        (ModuleNotFoundError("no torch", name="torch"), 78),
         (KeyboardInterrupt(), 130),
     ],
 )
