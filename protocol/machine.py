@@ -11,6 +11,7 @@ Rules that hold for both:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -26,7 +27,7 @@ from protocol.reasons import differs, refusal
 from protocol.states import State, Transitions
 
 
-class Machine:
+class Machine(ABC):
     """One side of one connection; see the two subclasses for their calls."""
 
     TRANSITIONS: ClassVar[Transitions]
@@ -130,24 +131,25 @@ class Machine:
 
     # what the subclasses supply
 
+    @abstractmethod
     def _on_message(self, message: Message, raw: bytes, now: float) -> list[Event]:
-        raise NotImplementedError
+        """Take a message that decoded; the state decides what it means."""
 
+    @abstractmethod
     def _patience(self) -> float | None:
         """How long the peer may be silent in this state, in seconds; None: for ever."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _withdrawn(self) -> None:
         """The current handoff will not be completed; forget what it needed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _crossed(self, generation: int) -> bool:
         """Whether this ABORT met the handoff's regular end on its way; true at most once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answered(self, generation: int) -> bool:
         """Whether this ABORTED answers an ABORT that no longer matters; true at most once."""
-        raise NotImplementedError
 
     # steps
 
