@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PACKAGES := protocol mac_decoder gb10_producer app tests conftest.py
 # Where it is installed (Debian: libopenblas0-pthread), a BLAS whose results depend on shapes, as a GPU's do.
 OPENBLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3))
+# Test processes side by side; each loads both frameworks.
+WORKERS ?= 2
 # Set to pass options on, as in: make demo ARGS="--compare-local"
 ARGS ?=
 
@@ -40,9 +42,9 @@ demo: $(VENV)/both.stamp
 
 test: $(VENV)/dev.stamp
 ifneq ($(OPENBLAS),)
-	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -m 'both_blas and not soak' $(ARGS)
+	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'both_blas and not soak' $(ARGS)
 endif
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check $(PACKAGES)
