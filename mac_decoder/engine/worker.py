@@ -131,8 +131,8 @@ class Worker:
         self._publish()
         self._started(self._loaded, self.limits)
         while not self._stopping:
-            self._take_commands()
             self._admit()
+            self._take_commands()
             self._decode()
             self._prefill()
         self._filling.close()
@@ -184,11 +184,17 @@ class Worker:
     # -- commands
 
     def _take_commands(self) -> None:
-        idle = not (len(self._groups) or self._filling.has_tile)
-        if idle:
+        """Take what has come; where there is nothing to compute, wait for it.
+
+        Whoever calls this has admitted what could be: a request that still waits does so for
+        a place or for bytes that a handoff holds, and the end of that handoff is a command.
+        """
+        self._flush()
+        if not (len(self._groups) or self._filling.has_tile):
             self._apply(self._inbox.get())
         while not self._inbox.empty():
             self._apply(self._inbox.get())
+        self._admit()
 
     def _apply(self, command: Command) -> None:
         match command:
@@ -216,6 +222,12 @@ class Worker:
                 self._filling.withdraw(request)
             case Stage.DECODE:
                 self._groups.remove([key])
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let the system have what MLX keeps for reuse, once nobody is left to reuse it."""
+        if not self._requests:
+            mx.clear_cache()
 
     # -- admission
 
@@ -320,8 +332,7 @@ class Worker:
         self._ended[event.error.reason if isinstance(event, Failed) else event.reason] += 1
         self._emit(request, event)
         self._publish()
-        if not self._requests:
-            mx.clear_cache()
+        self._give_back()
 
     def _flush(self) -> None:
         if self._events:
