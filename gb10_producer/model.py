@@ -6,7 +6,7 @@ the frameworks by architecture is named by ``Architecture.torch_tweaks`` and don
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,8 +20,6 @@ from gb10_producer.tap import DTYPES, Pass, open_pass
 from gb10_producer.weights import LazyTensor, open_weights
 from protocol.checkpoint import Checkpoint
 from protocol.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 
@@ -41,6 +39,11 @@ class ProducerModel:
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def attends_eagerly(self) -> bool:
+        """Whether attention writes out all scores: queries by rows, for every head."""
+        return self.decoder.config._attn_implementation == "eager"
+
     def open_pass(self, cut: int, end: int, emit: Emit) -> AbstractContextManager[Pass]:
         """See :func:`gb10_producer.tap.open_pass`."""
         known = self.checkpoint
@@ -59,13 +62,13 @@ def load(
     """The model of ``checkpoint`` in its KV dtype on ``device`` (``auto``: cuda, else cpu).
 
     ``threads`` bounds torch's CPU threads (default: torch's own); ``progress`` shows a bar on
-    stderr. Raises ``ConfigError``: ``device_unavailable``, ``weights_incomplete``,
-    ``weights_unexpected``, ``weights_shape_differs``, ``mlx_format_unsupported``, what
-    :func:`gb10_producer.weights.open_weights` raises, and for an architecture that this
-    transformers does not know ``architecture_unsupported``.
+    stderr. Raises ``ConfigError``: ``device_unavailable``, ``not_enough_memory``,
+    ``architecture_unsupported`` (this transformers does not know it), ``weights_incomplete``,
+    ``weights_unexpected``, ``weights_shape_differs``, ``mlx_format_unsupported``, and what
+    :func:`gb10_producer.weights.open_weights` raises.
     """
     target = choose_device(device)
-    compute_exactly(threads)
+    compute_exactly(target, threads)
     dtype = DTYPES[checkpoint.dtype]
     config = _torch_config(checkpoint)
     with torch.device("meta"):
@@ -93,7 +96,21 @@ def load(
         _restore_float32(decoder, tensors, dtype)
     _round_embed_scale(decoder, checkpoint)
     decoder.requires_grad_(False)
-    return ProducerModel(decoder.eval().to(target), checkpoint, target, dtype)
+    return ProducerModel(_placed(decoder.eval(), target), checkpoint, target, dtype)
+
+
+def _placed(decoder: Any, device: torch.device) -> Any:
+    """``decoder`` on ``device``, moved parameter by parameter."""
+    try:
+        return decoder.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the dequantised weights do not fit into the device's memory",
+            reason="not_enough_memory",
+            field="memory",
+            found=device.type,
+            hint="use a smaller model, or --device cpu",
+        ) from error
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:
@@ -118,12 +135,20 @@ def discrete_free_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def compute_exactly(threads: int | None = None) -> None:
-    """Switch off what trades bits for speed in this process: TF32 and reduced accumulators."""
+def compute_exactly(device: torch.device, threads: int | None = None) -> None:
+    """Switch off what trades bits for speed in this process: TF32, reduced accumulators, and on
+    cuda kernels whose sums depend on which thread comes first."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    if device.type == "cuda":
+        # cuBLAS reads it when its first handle is made
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # everything is written before it is read: filling fresh memory would only cost
+        filling = torch.utils.deterministic
+        filling.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -20,8 +20,17 @@ from protocol.messages import Recipe
 if TYPE_CHECKING:
     from gb10_producer.model import ProducerModel
 
-DEFAULT_TILE: Final = {"cpu": 512, "cuda": 2048}
-"""Positions per tile: on cuda small tiles would reread all experts of an MoE too often."""
+_TILE: Final = {"cpu": 512, "cuda": 2048}
+_EAGER_TILE: Final = 512
+
+
+def default_tile(device: str, eager: bool) -> int:
+    """Positions per tile: on cuda small tiles would reread all experts of an MoE too often.
+
+    ``eager`` says that attention writes out all its scores, heads times tile times rows: a
+    large tile would then take more memory than the cache itself.
+    """
+    return min(_TILE[device], _EAGER_TILE) if eager else _TILE[device]
 
 
 class Rows(NamedTuple):
@@ -108,12 +117,12 @@ class TorchPrefiller:
     def __init__(self, model: ProducerModel, tile: int | None = None) -> None:
         """Compute two tokens to prove that torch's cache has the layout's shapes.
 
-        ``tile`` is in positions, by default :data:`DEFAULT_TILE`. Raises ``ConfigError``
+        ``tile`` is in positions, by default :func:`default_tile`. Raises ``ConfigError``
         (``layout_differs``) and what :meth:`prefill` raises.
         """
         self._model = model
         self._device = model.device.type
-        self._tile = tile or DEFAULT_TILE[self._device]
+        self._tile = tile or default_tile(self._device, model.attends_eagerly)
         self._recipe = Recipe(
             who="producer", device=self._device, dtype=model.checkpoint.dtype, tile=self._tile
         )

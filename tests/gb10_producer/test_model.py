@@ -129,7 +129,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 def test_what_trades_bits_for_speed_is_off() -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    compute_exactly(threads=1)
+    compute_exactly(torch.device("cpu"), threads=1)
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gb10_producer.prefill import DEFAULT_TILE, Rows, State, TorchPrefiller
+from gb10_producer.prefill import Rows, State, TorchPrefiller, default_tile
 from protocol.errors import Cancelled, CapacityError, ConfigError, EngineFault, TransferError
 from protocol.layout import (
     KEY,
@@ -217,7 +217,7 @@ def test_the_recipe_says_how_rows_were_computed(checkpoint: Checkpoints) -> None
         "bfloat16",
         96,
     )
-    assert TorchPrefiller(prefiller._model).tile == DEFAULT_TILE["cpu"] == 512
+    assert TorchPrefiller(prefiller._model).tile == 512
 
 
 def shape_changed(layout: Layout) -> Layout:
@@ -241,3 +241,20 @@ def test_a_layout_that_is_not_torchs_is_refused_at_start(
     with pytest.raises(ConfigError) as refused:
         TorchPrefiller(dataclasses.replace(model, checkpoint=described))
     assert refused.value.reason == "layout_differs"
+
+
+@pytest.mark.parametrize(
+    ("device", "eager", "tile"),
+    [("cpu", False, 512), ("cpu", True, 512), ("cuda", False, 2048), ("cuda", True, 512)],
+)
+def test_the_default_tile_bounds_what_attention_writes_out(
+    device: str, eager: bool, tile: int
+) -> None:
+    assert default_tile(device, eager) == tile
+
+
+@pytest.mark.parametrize(("name", "eager"), [("gpt_oss", True), ("gemma2", True), ("llama", False)])
+def test_attention_that_writes_out_all_scores_is_known(
+    name: str, eager: bool, checkpoint: Checkpoints
+) -> None:
+    assert crossing.producer(checkpoint(name))._model.attends_eagerly is eager
