@@ -6,8 +6,10 @@ in the same way, so they share the reader. Tensors are never loaded here, only h
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,12 +23,16 @@ from protocol.errors import ConfigError
 from protocol.identity import Identity, identity_from_parts
 from protocol.layout import Dtype, Layout
 
+_log = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]
 """Called with the bytes hashed so far and their total."""
 
 _CHUNK: Final = 4 << 20
 _MAX_HEADER: Final = 100 << 20
 """The safetensors format's own limit on its JSON header."""
+_MARK_LENGTH: Final = 5
+"""Numbers that :func:`_mark` returns; a memory with others is of another release."""
 
 _FLOATS: Final[dict[str, Dtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _CARRIED: Final = frozenset({*_FLOATS, "U32", "U8", "I64", "I32", "BOOL"})
@@ -73,8 +79,9 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Describe the checkpoint in ``model_dir``.
 
-    Digests are remembered in the file ``digest_cache`` by path, size, modification time and
-    inode. Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
+    Digests are remembered in the file ``digest_cache`` by path, size, inode, device and the
+    times of the last modification and change; the second one no program can set. A cache that
+    cannot be read or written costs time alone. Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
     ``config_incomplete``, ``architecture_unsupported``, ``quantisation_unsupported``,
     ``weights_truncated``, ``weights_dtype_unsupported``.
     """
@@ -327,11 +334,11 @@ def _digests(
     found: dict[Path, str] = {}
     for path in paths:
         status = path.stat()
-        mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+        mark = _mark(status)
         key = str(path.resolve())
         remembered = cache.get(key)
-        if remembered is not None and remembered[:3] == mark:
-            found[path] = remembered[3]
+        if remembered is not None and remembered[:-1] == mark:
+            found[path] = remembered[-1]
         else:
             base = done
 
@@ -348,6 +355,17 @@ def _digests(
     return found
 
 
+def _mark(status: os.stat_result) -> list[int]:
+    """What a file's content cannot change without changing."""
+    return [
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_dev,
+    ]
+
+
 def _sha256(path: Path, report: Callable[[int], None]) -> str:
     digest, buffer, read = hashlib.sha256(), bytearray(_CHUNK), 0
     view = memoryview(buffer)
@@ -361,22 +379,32 @@ def _sha256(path: Path, report: Callable[[int], None]) -> str:
 
 def _read_cache(path: Path | None) -> dict[str, list[Any]]:
     """The remembered digests; a file that is missing or not ours is an empty memory."""
-    if path is None or not path.is_file():
+    if path is None:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
         return {}
-    return {key: mark for key, mark in found.items() if isinstance(mark, list) and len(mark) == 4}
+    length = _MARK_LENGTH + 1
+    return {
+        key: entry
+        for key, entry in found.items()
+        if isinstance(entry, list) and len(entry) == length and isinstance(entry[-1], str)
+    }
 
 
 def _write_cache(path: Path | None, cache: dict[str, list[Any]]) -> None:
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may write at the same time: each renames a file of its own into place.
     own = path.with_name(f"{path.name}.{os.getpid()}")
-    own.write_text(json.dumps(cache), encoding="utf-8")
-    os.replace(own, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps(cache), encoding="utf-8")
+        os.replace(own, path)
+    except OSError as error:
+        _log.warning("the digests cannot be remembered in %s: %s", path, error.strerror)
+        with contextlib.suppress(OSError):
+            own.unlink()

@@ -7,7 +7,7 @@ its seal was admitted or it was withdrawn; afterwards it is *used*, for ever.
 from __future__ import annotations
 
 import hmac
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from protocol.errors import LocalProtocolError
@@ -24,15 +24,19 @@ class Outstanding:
     order. Memory is bounded by open requests plus ``REMEMBERED`` numbers.
     """
 
-    def __init__(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """``lock``: what several threads that share this object exclude each other with."""
-        self._lock = nullcontext() if lock is None else lock
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        """``lock``: what the threads that share this object exclude each other with.
+
+        The caller supplies it, since nothing here may know of threads.
+        """
+        self._lock = lock
         self._open: dict[int, bytes] = {}
         self._used: set[int] = set()
         self._floor = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        with self._lock:
+            return len(self._open)
 
     def open(self, generation: int, nonce: bytes) -> None:
         """Register a request before its PREFILL is sent.

@@ -143,6 +143,7 @@ class ProducerLink:
             return self._pool.closing or cancelled()
 
         connection = self._pool.claim(stopped)
+        received: Received | None = None
         try:
             waited = time.monotonic() - asked
             order = Order(
@@ -157,6 +158,10 @@ class ProducerLink:
             received = self._received(connection, sealed, measured, waited)
         finally:
             self._pool.put_back(connection)
+            if received is None:
+                # Whatever was sealed nobody will end otherwise; nothing happens if nothing was.
+                failed = Cancelled("this side failed")
+                self._pool.finish(connection, connection.generation, failed)
         return received
 
     def _received(
@@ -164,9 +169,10 @@ class ProducerLink:
     ) -> Received:
         generation = connection.generation
         begin = sealed.begin
+        now = time.monotonic()
         with self._lock:
-            self._compute = self._compute.with_sample(begin.computed_tokens, measured.compute)
-            self._wire = self._wire.with_sample(begin.payload_bytes, measured.receiving)
+            self._compute = self._compute.with_sample(begin.computed_tokens, measured.compute, now)
+            self._wire = self._wire.with_sample(begin.payload_bytes, measured.receiving, now)
             self._handoffs += 1
         phases = {
             "queue": (waited + measured.queue) * 1e3,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,14 +36,17 @@ Place = Callable[[Slot], memoryview]
 
 @dataclass(frozen=True)
 class Producer:
-    """Where the producer is and how to know it. ``outstanding``: one object per key."""
+    """Where the producer is and how to know it.
+
+    ``outstanding`` is one object per key, which all connections share in their threads.
+    """
 
     url: str
     trust: Trust
     identity: Identity
     layout: Layout
     timing: Timing = field(default_factory=Timing)
-    outstanding: Outstanding = field(default_factory=Outstanding)
+    outstanding: Outstanding = field(default_factory=lambda: Outstanding(threading.Lock()))
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,8 @@ class Pool:
         """Note that no connection could be had or kept; the lock is held."""
         if self._failure is None or self._failure.reason != error.reason:
             _log.warning("producer not available (%s): %s", error.reason, error.message)
-        self._failure = error
+        # A copy: the error itself holds the frames that it passed through, with their tokens.
+        self._failure = copy.copy(error)
         self._failed_at = time.monotonic()
         self._attempts += 1
         self._retry_at = self._failed_at + pause_s(self._attempts, _passing(error))

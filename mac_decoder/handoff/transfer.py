@@ -94,16 +94,17 @@ class Transfer:
             cut=self._shadow.cut,
             credit=credit,
         )
-        with self._digests, prefaulting(self._shadow):
-            try:
+        try:
+            with self._digests, prefaulting(self._shadow):
                 while self._sealed is None:
                     self._round()
-            except BaseException as error:
-                # What the connection itself refuses has closed it; all else is ours to end.
-                if connection.machine.state in _WITHDRAWABLE and not connection.closed:
-                    withdrawn = isinstance(error, Cancelled)
-                    connection.abort(error if withdrawn else Cancelled("this side failed"))
-                raise
+        except BaseException as error:
+            # What the connection itself refuses has closed it; all else is ours to end, a
+            # thread that could not be started too.
+            if connection.machine.state in _WITHDRAWABLE and not connection.closed:
+                withdrawn = isinstance(error, Cancelled)
+                connection.abort(error if withdrawn else Cancelled("this side failed"))
+            raise
         return self._sealed, self._measure(self._sealed, started)
 
     def _round(self) -> None:

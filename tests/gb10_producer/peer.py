@@ -6,6 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -88,7 +89,7 @@ class Peer:
             layout=layout,
             pairing=pairing,
             nonce=os.urandom(32),
-            outstanding=Outstanding(),
+            outstanding=Outstanding(nullcontext()),
             certificates=certificates,
         )
         self.memory: dict[tuple[int, int], bytearray] = {}

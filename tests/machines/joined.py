@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -110,7 +111,7 @@ class Joined:
     ) -> None:
         self.layout = layout
         self.now = 100.0
-        self.outstanding = Outstanding() if outstanding is None else outstanding
+        self.outstanding = Outstanding(nullcontext()) if outstanding is None else outstanding
         ours, theirs = layouts or (layout, layout)
         self.decoder = DecoderHandoff(
             identity=identities[0],

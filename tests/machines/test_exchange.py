@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 
 import hypothesis.strategies as st
 import pytest
@@ -71,7 +72,7 @@ def test_handoffs_follow_one_another_on_a_connection() -> None:
 
 
 def test_concurrent_connections_share_a_key_and_end_in_any_order() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     pairs = [Joined(outstanding=outstanding, name=str(number)).connect() for number in range(3)]
     for generation, pair in zip((12, 11, 13), pairs, strict=True):
         pair.request(generation)

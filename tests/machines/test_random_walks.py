@@ -7,6 +7,7 @@ a shell that asks only what the tables allow is never told that it misused its m
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 
 import hypothesis.strategies as st
@@ -28,7 +29,7 @@ class Walk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outstanding = Outstanding()
+        self.outstanding = Outstanding(nullcontext())
         self.generation = 0
         self.connections = 0
         self.asked: dict[int, tuple[int, int]] = {}

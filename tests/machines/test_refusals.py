@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Final
 
 import msgspec
@@ -439,7 +440,7 @@ def _answer_to_no_request() -> Joined:
 
 @provokes("generation_differs")
 def _answer_to_the_neighbours_request() -> Joined:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     pair = Joined(outstanding=outstanding).connect()
     other = Joined(outstanding=outstanding, name="other").connect()
     other.request(2, credit=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,52 @@ def test_a_damaged_cache_is_an_empty_one(text: str, copied: Path, tmp_path: Path
     cache.write_text(text)
     assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
     assert len(json.loads(cache.read_text())) >= 3
+
+
+def test_another_file_with_the_same_size_and_times_is_hashed_again(
+    checkpoint: Fixture, copied: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "digests.json"
+    weights = copied / "model.safetensors"
+    first = read_checkpoint(copied, cache)
+    was = weights.stat()
+    # As ``cp -p`` does: the inode stays, and the modification time is the source's.
+    weights.write_bytes((checkpoint("llama", seed=1) / "model.safetensors").read_bytes())
+    os.utime(weights, ns=(was.st_atime_ns, was.st_mtime_ns))
+    now = weights.stat()
+    assert (now.st_size, now.st_mtime_ns, now.st_ino) == (
+        was.st_size,
+        was.st_mtime_ns,
+        was.st_ino,
+    )
+    assert read_checkpoint(copied, cache).identity.weights != first.identity.weights
+    assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
+
+
+def test_a_cache_of_digests_that_cannot_be_written_is_no_obstacle(
+    copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "digests.json", tmp_path):
+        caplog.clear()
+        assert read_checkpoint(copied, place).identity == read_checkpoint(copied).identity
+        assert "digests" in caplog.text
+
+
+def test_a_cache_of_digests_that_cannot_be_read_is_no_obstacle(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "digests.json"
+    read_checkpoint(copied, cache)
+    read_text = Path.read_text
+
+    def refused(path: Path, **options: Any) -> str:
+        if path == cache:
+            raise PermissionError(13, "Permission denied")
+        return read_text(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
 
 
 def test_digests_are_sha256(copied: Path) -> None:

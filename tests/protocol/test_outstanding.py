@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ def reason_of(outstanding: Outstanding, generation: int, nonce: bytes = NONCE) -
 
 
 def test_each_generation_is_admitted_once() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     outstanding.open(5, NONCE)
     outstanding.check(5, NONCE)
     outstanding.admit(5, NONCE)
@@ -31,7 +32,7 @@ def test_each_generation_is_admitted_once() -> None:
 
 
 def test_unknown_and_foreign_are_told_apart() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     outstanding.open(5, NONCE)
     assert reason_of(outstanding, 6) == "generation_unknown"
     assert reason_of(outstanding, 4) == "generation_unknown"
@@ -41,7 +42,7 @@ def test_unknown_and_foreign_are_told_apart() -> None:
 
 
 def test_a_withdrawn_generation_is_used() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     outstanding.open(5, NONCE)
     outstanding.withdraw(5)
     outstanding.withdraw(5)
@@ -53,7 +54,7 @@ def test_a_withdrawn_generation_is_used() -> None:
 
 
 def test_any_order_is_fine() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     for generation in (9, 3, 7):
         outstanding.open(generation, NONCE)
     for generation in (7, 9, 3):
@@ -61,7 +62,7 @@ def test_any_order_is_fine() -> None:
 
 
 def test_memory_is_bounded_and_forgetting_is_strict() -> None:
-    outstanding = Outstanding()
+    outstanding = Outstanding(nullcontext())
     outstanding.open(2, NONCE)
     for generation in range(10, 10 + REMEMBERED + 50):
         outstanding.open(generation, NONCE)
@@ -97,12 +98,34 @@ def test_threads_share_one_object_under_their_lock() -> None:
     assert sorted(admitted) == list(range(1, 101))
 
 
+def test_the_lock_guards_every_method() -> None:
+    class Counting:
+        entered = 0
+
+        def __enter__(self) -> None:
+            self.entered += 1
+
+        def __exit__(self, *exc: object) -> None:
+            return None
+
+    lock = Counting()
+    outstanding = Outstanding(lock)
+    outstanding.open(1, NONCE)
+    outstanding.check(1, NONCE)
+    outstanding.admit(1, NONCE)
+    outstanding.withdraw(1)
+    assert len(outstanding) == 0
+    assert lock.entered == 5
+    with pytest.raises(TypeError):
+        Outstanding()  # type: ignore[call-arg]
+
+
 class Book(RuleBasedStateMachine):
     """Compared with a plain list of everything that ever happened."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outstanding = Outstanding()
+        self.outstanding = Outstanding(nullcontext())
         self.open: dict[int, bytes] = {}
         self.used: set[int] = set()
 

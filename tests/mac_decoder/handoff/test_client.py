@@ -8,8 +8,10 @@ import time
 import pytest
 
 from mac_decoder.handoff.client import ProducerLink
+from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.link import described
 from mac_decoder.handoff.pool import pause_s
+from mac_decoder.handoff.trust import trust_of_key
 from protocol.errors import BatonError, Cancelled, CapacityError, IdentityMismatch, TransferError
 from protocol.handoff import Committed, PeerAborted
 from protocol.layout import payload_bytes
@@ -331,6 +333,65 @@ def test_a_failing_progress_callback_frees_everything(producer, link):
         handoff.committed()
 
 
+@pytest.mark.parametrize("name", ["baton-digest", "baton-prefault"])
+def test_a_thread_that_cannot_start_frees_everything(producer, link, monkeypatch, name):
+    wait_until(lambda: link.state.ready)
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError):
+        link.fetch(TOKENS, Memory(LAYOUT, 0, END))
+    monkeypatch.undo()
+    wait_until(lambda: any(isinstance(event, PeerAborted) for event in producer.seen))
+    wait_until(lambda: not link._pool._ending)
+    with link.fetch(TOKENS, Memory(LAYOUT, 0, END)) as handoff:
+        handoff.committed()
+    assert producer.connections == 1
+    assert link.state.reason == ""
+
+
+def test_a_sealed_cut_that_nobody_gets_is_withdrawn(producer, link, monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of the link")
+
+    monkeypatch.setattr(link, "_received", broken)
+    with pytest.raises(RuntimeError):
+        link.fetch(TOKENS, Memory(LAYOUT, 0, END))
+    monkeypatch.undo()
+    wait_until(lambda: any(isinstance(event, PeerAborted) for event in producer.seen))
+    wait_until(lambda: not link._pool._ending)
+    with link.fetch(TOKENS, Memory(LAYOUT, 0, END)) as handoff:
+        handoff.committed()
+    assert producer.connections == 1
+
+
+def test_a_link_that_is_down_holds_neither_tokens_nor_shadow(make_link, unused_port):
+    import gc
+    import weakref
+
+    class Tokens(list):
+        """A prompt that can be watched."""
+
+    link = make_link(url=f"ws://127.0.0.1:{unused_port}")
+    wait_until(lambda: link.state.name == "down")
+    link._pool._failed_at = float("-inf")  # the fetch tries, and fails, by itself
+    tokens, shadow = Tokens(TOKENS), Memory(LAYOUT, 0, END)
+    gone = weakref.ref(shadow), weakref.ref(tokens)
+    with pytest.raises(TransferError):
+        link.fetch(tokens, shadow)
+    del shadow, tokens
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    held = link._pool._failure
+    assert held is not None
+    assert (held.__traceback__, held.__cause__, held.__context__) == (None, None, None)
+
+
 def test_no_reference_to_the_shadow_is_left(producer, link):
     import gc
     import weakref
@@ -342,6 +403,16 @@ def test_no_reference_to_the_shadow_is_left(producer, link):
     del shadow, handoff
     gc.collect()
     assert gone() is None
+
+
+def test_connections_share_their_generations_under_a_real_lock():
+    producers = [
+        Producer(url="", trust=trust_of_key(bytes(32)), identity=IDENTITY, layout=LAYOUT)
+        for _ in range(2)
+    ]
+    first, second = (producer.outstanding for producer in producers)
+    assert isinstance(first._lock, type(threading.Lock()))
+    assert first is not second
 
 
 def test_pauses_grow_and_are_bounded():
