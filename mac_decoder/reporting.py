@@ -1,9 +1,14 @@
-"""What the decoder's processes write for people: log lines and complaints, to standard error."""
+"""What the decoder's processes write for people: log lines and complaints, to standard error.
+
+Exceptions carry values in their messages, and values here are prompts; so no message of an
+unexpected exception reaches a log, only its type and the lines that it came through.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import traceback
 
 from protocol.errors import BatonError
 
@@ -24,3 +29,10 @@ def complain(error: BatonError) -> None:
     """Say what is wrong, its reason code, and what helps."""
     hint = f"\n  {error.hint}" if error.hint else ""
     print(f"baton serve: {error.message} ({error.reason}){hint}", file=sys.stderr, flush=True)
+
+
+def traced(error: BaseException) -> str:
+    """An unexpected exception's type and the lines it came through, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames[::-1])
+    return f"{type(error).__name__} at {places or 'an unknown place'}"

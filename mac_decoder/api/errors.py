@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mac_decoder.engine.events import GenerationFault
+from mac_decoder.reporting import traced
 from protocol.errors import (
     BatonError,
     Cancelled,
@@ -49,7 +49,22 @@ STATUS_BY_TYPE: tuple[tuple[type[BatonError], int], ...] = (
     (BatonError, 500),
 )
 """First match decides. An engine fault is a 503: the process restarts, trying again helps.
-502 is the producer's part, seen only where a request insists on the remote lane."""
+502 and ``PRODUCER_AWAY`` are the producer's part, seen only where a request insists on the
+remote lane."""
+
+PRODUCER_AWAY = frozenset(
+    {
+        "producer_connecting",
+        "producer_down",
+        "producer_off",
+        "producer_stopping",
+        "producer_unreachable",
+        "connect_timeout",
+        "peer_silent",
+        "link_closed",
+    }
+)
+"""Reasons of a ``TransferError`` that is no failed transfer: the producer is not there now."""
 
 STATUS_BY_REASON: Mapping[str, int] = {
     "invalid_api_key": 401,
@@ -60,11 +75,13 @@ STATUS_BY_REASON: Mapping[str, int] = {
     "request_too_large": 413,
     "host_not_allowed": 403,
     "origin_not_allowed": 403,
+    **dict.fromkeys(PRODUCER_AWAY, 503),
 }
 """Reasons with a status of their own, whatever the error's type."""
 
 RETRY_AFTER_FAULT_S = 5.0
-"""How long a restart of the child takes, roughly; told to clients after an engine fault."""
+"""How long a restart takes, roughly; told to clients after an engine fault, and while the
+producer is away."""
 
 
 def status_of(error: BatonError) -> int:
@@ -93,7 +110,7 @@ def error_headers(error: BatonError) -> dict[str, str]:
     seconds: float | None = None
     if isinstance(error, CapacityError):
         seconds = error.retry_after_s
-    elif isinstance(error, EngineFault):
+    elif isinstance(error, EngineFault) or error.reason in PRODUCER_AWAY:
         seconds = RETRY_AFTER_FAULT_S
     return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
@@ -114,11 +131,7 @@ def internal_error() -> BatonError:
 
 
 class Backstop:
-    """Outermost ASGI layer: a bug becomes a 500, and its traceback is logged without values.
-
-    Exceptions carry values in their messages, and values here are prompts; so the message
-    never reaches a log, only the exception's type and the lines that it came through.
-    """
+    """Outermost ASGI layer: a bug becomes a 500, and its place is logged without values."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -134,13 +147,6 @@ class Backstop:
         try:
             await self._app(scope, receive, watched)
         except Exception as error:  # noqa: BLE001 - the last frame before the server
-            log_bug(error)
+            log.error("unexpected %s", traced(error))
             if scope["type"] == "http" and not started:
                 await error_response(internal_error())(scope, receive, send)
-
-
-def log_bug(error: BaseException) -> None:
-    """Log an unexpected exception: its type and its frames, never its message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames[::-1])
-    log.error("unexpected %s at %s", type(error).__name__, places or "an unknown place")

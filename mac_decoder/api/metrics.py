@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mac_decoder.engine.events import Report
-
-CHOSEN_LOCAL = frozenset(
-    {
-        "nothing_to_prefill",
-        "lane_local",
-        "no_producer",
-        "below_threshold",
-        "rates_favour_local",
-        "lane_remote",
-        "above_threshold",
-    }
-)
-"""Reasons that tell of a choice; any other with a local prefill tells of a fallback."""
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 
@@ -89,10 +74,5 @@ class Metrics:
             self.handoff_bytes.inc(report.transferred_bytes)
         for reason in report.reasons:
             self.reasons.labels(reason).inc()
-        if report.source == "local":
-            self._count_fallbacks(report.reasons)
-
-    def _count_fallbacks(self, reasons: Iterable[str]) -> None:
-        for reason in reasons:
-            if reason not in CHOSEN_LOCAL:
-                self.fallbacks.labels(reason).inc()
+        if report.fallback:
+            self.fallbacks.labels(report.reasons[-1]).inc()

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from mac_decoder.engine.admission import PaddingRule, cache_bytes, choose_group, padded_bytes
+from mac_decoder.engine.admission import PaddingRule, choose_group, padded_bytes
 from mac_decoder.engine.events import FinishReason, Generation
 from mac_decoder.engine.sampling import Draw, Drawn, processors
 from protocol.layout import Layout
@@ -73,8 +73,11 @@ class Group:
         """Take over ``caches`` at position N-1; the boundary step is launched by ``step``."""
         generation = member.generation
         sampling = generation.sampling
-        wanted = processors(sampling)
-        context = generation.tokens[-sampling.penalty_context - 1 : -1] if wanted else ()
+        # What processors see: this context, the boundary token, and what is generated.
+        context: tuple[int, ...] = ()
+        if sampling.repetition_penalty is not None:
+            context = generation.tokens[-sampling.penalty_context - 1 : -1]
+        wanted = processors(sampling, len(context) + 1)
         (uid,) = self._generator.insert(
             [[generation.tokens[-1]]],
             max_tokens=[generation.max_tokens],
@@ -181,10 +184,6 @@ class Groups:
                 if group.remove(key):
                     break
         self._drop_empty()
-
-    def bytes_alone(self, rows: int) -> int:
-        """Bytes of one sequence with room for ``rows`` in a group of its own."""
-        return cache_bytes(self._layout, rows)
 
     def close(self) -> None:
         """Drop everything."""

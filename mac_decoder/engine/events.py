@@ -21,9 +21,6 @@ Lane = Literal["auto", "local", "remote"]
 Source = Literal["remote", "local"]
 FinishReason = Literal["stop", "length"]
 
-PHASES = ("queue", "compute", "wire", "verify", "install", "boundary_decode")
-"""Names of the phases in a :class:`Report`, in the order in which they happen."""
-
 MAX_TOP_LOGPROBS = 20
 """Largest ``top_logprobs`` that is served (OpenAI's limit)."""
 
@@ -34,8 +31,10 @@ class Sampling:
 
     ``temperature`` 0 is greedy. ``top_p`` 1, ``top_k`` 0 and ``min_p`` 0 filter nothing.
     ``seed`` makes the draws a function of the seed and the logits alone; ``None`` draws a
-    fresh seed. The penalties look at the last ``penalty_context`` tokens, prompt included;
-    ``logit_bias`` is added to the logits, by token id.
+    fresh seed. ``presence_penalty`` and ``frequency_penalty`` look at all generated tokens
+    and none of the prompt; ``repetition_penalty``, which is mlx-lm's, at the last
+    ``penalty_context`` tokens, prompt included. ``logit_bias`` is added to the logits, by
+    token id.
     """
 
     temperature: float = 1.0
@@ -122,11 +121,15 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a request's prompt came from and what it cost; ``phases`` in milliseconds.
+    """Where a request's prompt came from and what it cost; ``phases`` in milliseconds:
+    ``queue``, ``compute``, ``wire``, ``verify``, ``install``, ``boundary_decode``, and
+    ``failed_handoff`` where there was one.
 
     ``reused_tokens`` were prefilled nowhere for this request; ``prefilled_tokens`` were, on
     either machine, the boundary token not counted. ``reasons`` are stable codes, in the
     order in which they were found, and say why the prompt took the lane that it took.
+    ``fallback`` says that the producer was meant to prefill it and could not; the last of
+    ``reasons`` then says why.
     """
 
     source: Source
@@ -136,6 +139,7 @@ class Report:
     ttft_ms: float
     phases: Mapping[str, float]
     reasons: tuple[str, ...]
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

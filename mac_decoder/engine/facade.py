@@ -27,6 +27,7 @@ from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.engine.template import Rendered
 from mac_decoder.engine.worker import Cancel, Limits, Stop, Submit, Worker, reserved_rows
 from mac_decoder.handoff.link import Link, described
+from mac_decoder.reporting import traced
 from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Engine:
         self._closing = True
         self._end_all(EngineFault("the decoder is stopping", reason="engine_stopping"))
         self._worker.post(Stop())
-        self._power.release()
+        await asyncio.to_thread(self._power.close)
         await asyncio.to_thread(self._thread.shutdown)
         await asyncio.to_thread(self._text.shutdown)
 
@@ -202,8 +203,8 @@ class Engine:
         self._keys += 1
         stream = Stream(self._keys, generation, self._left)
         self._streams[self._keys] = stream
-        self._power.hold()
         self._worker.post(Submit(self._keys, generation, time.perf_counter()))
+        self._power.hold()
         return stream
 
     async def render(
@@ -303,7 +304,7 @@ class Engine:
                 continue
             stream._push(event)
             if isinstance(event, Finished):
-                self._durations = self._durations.with_sample(1.0, stream._age())
+                self._durations = self._durations.with_sample(1.0, stream._age(), time.monotonic())
             if isinstance(event, (Finished, Failed)):
                 self._forget(key)
 
@@ -312,7 +313,7 @@ class Engine:
         if self._loaded is None and isinstance(error, BatonError):
             self._answer_start(error)
             return
-        log.critical("the MLX thread has died", exc_info=error)
+        log.critical("the MLX thread has died: %s", traced(error))
         fault = EngineFault("the engine failed", found=type(error).__name__)
         fault.__cause__ = error
         self.fault.set_result(fault)

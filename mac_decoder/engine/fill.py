@@ -1,9 +1,10 @@
 """Bringing a request's cache to N-1: the remote lane, and the local one behind it.
 
 MLX thread only, but for the two callbacks that the handoff thread calls. A request enters by
-:meth:`Filling.start` and leaves by ``ready`` with its caches, or by :meth:`withdraw`. When a
-handoff fails, for whatever reason, the reason is logged, counted and kept for the report, and
-the prompt is computed here.
+:meth:`Filling.start` and leaves by ``ready`` with its caches, by ``failed``, or by
+:meth:`withdraw`. When a handoff fails, for whatever reason, the reason is logged, counted and
+kept for the report, and the prompt is computed here, unless its lane is ``remote``: then the
+request fails with the link's error.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from mac_decoder.engine.admission import next_prefill
 from mac_decoder.engine.events import Progress
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
-from mac_decoder.engine.rates import Average, Speeds, threshold
-from mac_decoder.engine.remote import Fetch, RemoteLane, Situation, decide
+from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
+from mac_decoder.engine.remote import Decision, Fetch, RemoteLane, Situation, decide
 from mac_decoder.engine.request import Request, Stage
 from mac_decoder.handoff.link import Handoff, Link
 from mac_decoder.kv.install import build, canonical
 from mac_decoder.kv.shadow import Shadow
-from protocol.errors import BatonError, LocalProtocolError
+from mac_decoder.reporting import traced
+from protocol.errors import BatonError, LocalProtocolError, RequestError, TransferError
 from protocol.layout import payload_bytes
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class _Fetching:
 
     request: Request
     fetch: Fetch
+    shadow: Shadow
 
 
 class Filling:
@@ -68,8 +71,9 @@ class Filling:
         fetched: Callable[[int, Future[Handoff]], None],
         progress: Emit,
         ready: Callable[[Request, list[Any]], None],
+        failed: Callable[[Request, BatonError], None],
     ) -> None:
-        """``fetched`` and ``progress`` are called in the handoff thread; ``ready`` here."""
+        """``fetched`` and ``progress`` are called in the handoff thread, the others here."""
         self._loaded = loaded
         self._step = step
         self._fixed_threshold = fixed_threshold
@@ -77,11 +81,13 @@ class Filling:
         self._lane = None if link is None else RemoteLane(link, self._remote_progress, fetched)
         self._progress = progress
         self._ready = ready
+        self._failed = failed
         self._for_lane: deque[Request] = deque()
         self._fetching: _Fetching | None = None
         self._prefills: list[_Computing] = []
         self._local = Average()
         self._overhead = Average()
+        self._probing = Probing()
         self._turn = 0
         # Of a prompt long enough that window rows and states hardly count.
         self._bytes_per_token = payload_bytes(loaded.layout, 0, 1 << 14) / (1 << 14)
@@ -144,8 +150,14 @@ class Filling:
             request.enter(Stage.PREFILL, time.perf_counter(), "queue")
             self._ready(request, make_prompt_cache(self._loaded.model))
             return
-        decision = decide(request.generation.lane, end, self._situation(end))
+        now = time.perf_counter()
+        decision = decide(request.generation.lane, end, self._situation(end, now))
+        self._probing = self._probed(decision, end, now)
         request.reasons += decision.reasons
+        request.fallback = decision.fallback
+        if decision.refused:
+            self._failed(request, self._unavailable(decision.reasons[0]))
+            return
         if decision.source == "local":
             self.fallbacks.update(decision.reasons if decision.fallback else ())
             self._begin_prefill(request, "queue")
@@ -180,7 +192,7 @@ class Filling:
         began = time.perf_counter()
         tokens = prefill.advance()
         now = time.perf_counter()
-        self._local = self._local.with_sample(tokens, now - began)
+        self._local = self._local.with_sample(tokens, now - began, now)
         done = prefill.remaining == 0
         if done or now - request.reported_at >= PROGRESS_INTERVAL_S:
             request.reported_at = now
@@ -199,7 +211,7 @@ class Filling:
 
     # -- remote
 
-    def _situation(self, end: int) -> Situation:
+    def _situation(self, end: int, now: float) -> Situation:
         backlog = sum(request.end for request in self._for_lane)
         if self._fetching is not None:
             backlog += self._fetching.request.end
@@ -209,7 +221,28 @@ class Filling:
             speeds=self.speeds,
             bytes_per_token=payload_bytes(self._loaded.layout, 0, end) / end,
             backlog_tokens=backlog,
+            probe=self._probing.due(now),
         )
+
+    def _probed(self, decision: Decision, end: int, now: float) -> Probing:
+        match decision.reasons[0]:
+            case "producer_probe":
+                return self._probing.probed(now)
+            case "above_threshold":
+                return Probing()
+            case "rates_favour_local" | "below_threshold" if end >= FIRST_GUESS:
+                return self._probing.refused(now)
+            case _:
+                return self._probing
+
+    def _unavailable(self, reason: str) -> BatonError:
+        """Why a request that insists on the producer cannot have it."""
+        if self._link is None:
+            return RequestError(
+                "this decoder has no producer", reason="no_producer", field="baton.lane"
+            )
+        error = self._link.error()
+        return error or TransferError("the producer is not connected", reason=reason)
 
     def _next_handoff(self) -> None:
         if self._lane is None or self._fetching is not None or not self._for_lane:
@@ -218,60 +251,65 @@ class Filling:
         request.enter(Stage.REMOTE, time.perf_counter(), "queue")
         shadow = Shadow(self._loaded.layout, 0, request.end)
         generation = request.generation
-        fetch = Fetch(request.key, generation.request_id, generation.tokens, shadow)
-        self._fetching = _Fetching(request, fetch)
-        self._lane.start(fetch)
+        fetch = Fetch(request.key, generation.request_id, generation.tokens)
+        self._fetching = _Fetching(request, fetch, shadow)
+        self._lane.start(fetch, shadow)
 
     def take_fetched(self, outcome: Future[Handoff], *, wanted: bool) -> None:
-        """The handoff under way has ended: install it, or compute the prompt here.
+        """The handoff under way has ended: install it, or do without it.
 
         ``wanted`` is false when its request was cancelled in the meantime.
         """
         if self._fetching is None:
             raise LocalProtocolError("no handoff is under way", reason="handoff_unknown")
-        request, fetch = self._fetching.request, self._fetching.fetch
-        self._fetching = None
-        error = outcome.exception()
-        if error is None:
-            error = self._install(request, outcome.result(), fetch, wanted=wanted)
-        elif not isinstance(error, BatonError):
-            log.error("handoff of %s broke", request.generation.request_id, exc_info=error)
+        fetching, self._fetching = self._fetching, None
+        request = fetching.request
+        raised = outcome.exception()
+        if raised is None:
+            error = self._install(fetching, outcome.result(), wanted=wanted)
+        else:
+            error = _bare(raised, request.generation.request_id)
+        # The next handoff, or the prefill here, is to find this one's memory free.
+        del fetching
         if error is not None and wanted:
-            self._fall_back(request, error)
+            self._do_without(request, error)
         self._next_handoff()
 
-    def _install(
-        self, request: Request, handoff: Handoff, fetch: Fetch, *, wanted: bool
-    ) -> BatonError | None:
+    def _install(self, fetching: _Fetching, handoff: Handoff, *, wanted: bool) -> BatonError | None:
         """Build the caches and hand them on; returns what refused them, if anything did."""
+        request, fetch = fetching.request, fetching.fetch
         if not wanted:
             handoff.discarded("cancelled")
             return None
         try:
-            caches = build(self._loaded.model, self._loaded.layout, fetch.shadow)
+            caches = build(self._loaded.model, self._loaded.layout, fetching.shadow)
             canonical(caches)
         except BatonError as error:
             handoff.discarded(error.reason)
-            return error
+            return _bare(error, request.generation.request_id)
         phases = handoff.phases_ms
-        took_ms = (time.perf_counter() - request.stage_began) * 1e3
-        # Rows travel while the next are computed: the longer of the two scales with length.
-        fixed_ms = took_ms - max(phases.get("compute", 0.0), phases.get("wire", 0.0))
-        self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3)
+        now = time.perf_counter()
+        # Waiting for others' turns is no property of a handoff. Rows travel while the next are
+        # computed: the longer of the two scales with length.
+        scaled_ms = max(phases.get("compute", 0.0), phases.get("wire", 0.0))
+        fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
+        self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
         request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
         self.handoffs += 1
         handoff.committed()
         self._ready(request, caches)
         return None
 
-    def _fall_back(self, request: Request, error: BaseException) -> None:
-        reason = error.reason if isinstance(error, BatonError) else "handoff_broke"
-        log.warning(
-            "request %s: handoff failed (%s), prefilling here",
-            request.generation.request_id,
-            reason,
-        )
+    def _do_without(self, request: Request, error: BatonError) -> None:
+        """Prefill here, or fail where the request insists on the producer."""
+        name, reason = request.generation.request_id, error.reason
+        if request.generation.lane == "remote":
+            log.warning("request %s: handoff failed (%s), and so does it", name, reason)
+            self._failed(request, error)
+            return
+        log.warning("request %s: handoff failed (%s), prefilling here", name, reason)
         self.fallbacks[reason] += 1
+        request.fallback = True
         request.reasons.append(reason)
         self._begin_prefill(request, "failed_handoff")
 
@@ -281,3 +319,15 @@ class Filling:
         if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
             fetch.reported_at = now
             self._progress(fetch.key, Progress(processed, total, "remote"))
+
+
+def _bare(error: BaseException, name: str) -> BatonError:
+    """``error`` without the frames that it came through, which hold shadows and prompts.
+
+    A bug in the link is logged here, with its place, and becomes a ``TransferError``.
+    """
+    if not isinstance(error, BatonError):
+        log.error("handoff of %s broke: %s", name, traced(error))
+        return TransferError("the handoff broke; the log has the place", reason="handoff_broke")
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -13,23 +13,35 @@ FIRST_GUESS = 256
 MEMORY = 0.8
 """Weight that everything measured before keeps when a new measurement comes."""
 
+HALF_LIFE_S = 60.0
+"""Age at which what was measured weighs half as much again: networks and machines change."""
+
+PROBE_AFTER_S = 60.0
+"""How long the rates may refuse the producer before one prompt asks it all the same."""
+
+LONGEST_PROBE_PAUSE_S = 960.0
+"""The pause between probes doubles up to this, as long as the rates still refuse."""
+
 
 @dataclass(frozen=True)
 class Average:
     """A moving average of amount per second, weighted by amount.
 
     A tile of 512 tokens therefore counts for more than one of 8, whose fixed costs would
-    make the machine look slow.
+    make the machine look slow. ``at`` is when the last measurement came, on the caller's
+    clock: the longer ago, the less it weighs beside the next.
     """
 
     amount: float = 0.0
     seconds: float = 0.0
+    at: float = 0.0
 
-    def with_sample(self, amount: float, seconds: float) -> Average:
+    def with_sample(self, amount: float, seconds: float, now: float) -> Average:
         """The average after one more measurement; one without amount or time changes nothing."""
         if amount <= 0 or seconds <= 0:
             return self
-        return Average(self.amount * MEMORY + amount, self.seconds * MEMORY + seconds)
+        kept = MEMORY * 0.5 ** (max(0.0, now - self.at) / HALF_LIFE_S)
+        return Average(self.amount * kept + amount, self.seconds * kept + seconds, now)
 
     @property
     def per_second(self) -> float:
@@ -74,3 +86,27 @@ def threshold(bytes_per_token: float, speeds: Speeds) -> int | None:
     if gain <= 0:
         return None
     return max(1, int(speeds.overhead_s / gain) + 1)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """When a producer that the rates refuse is asked once more, so that its recovery shows.
+
+    Only handoffs measure it, and rates that refuse it make none. ``since`` is when they began
+    to refuse it, or when it was last probed; ``None`` while they do not.
+    """
+
+    since: float | None = None
+    pause_s: float = PROBE_AFTER_S
+
+    def due(self, now: float) -> bool:
+        """Whether the next prompt that the rates would refuse should be a probe."""
+        return self.since is not None and now - self.since >= self.pause_s
+
+    def refused(self, now: float) -> Probing:
+        """The rates have refused a prompt that a handoff could have been worth."""
+        return Probing(now, self.pause_s) if self.since is None else self
+
+    def probed(self, now: float) -> Probing:
+        """A prompt is sent to the producer although the rates refuse it."""
+        return Probing(now, min(2 * self.pause_s, LONGEST_PROBE_PAUSE_S))

@@ -42,6 +42,7 @@ class Request:
     nbytes: int = 0
     source: Source = "local"
     reasons: list[str] = field(default_factory=list)
+    fallback: bool = False
     phases: dict[str, float] = field(default_factory=dict)
     transferred_bytes: int = 0
     stage_began: float = 0.0
@@ -90,4 +91,5 @@ class Request:
             ttft_ms=(first - self.submitted) * 1e3,
             phases={name: round(value, 3) for name, value in self.phases.items()},
             reasons=tuple(self.reasons),
+            fallback=self.fallback,
         )

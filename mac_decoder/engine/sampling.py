@@ -12,8 +12,9 @@ import hashlib
 import math
 import secrets
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -110,18 +111,41 @@ def _number(array: mx.array) -> float:
     return float(array.item())  # pyright: ignore[reportArgumentType]
 
 
-def processors(sampling: Sampling) -> list[Any]:
-    """mlx-lm's logits processors for the penalties and the bias that are set."""
+Processor = Callable[[mx.array, mx.array], mx.array]
+
+
+def processors(sampling: Sampling, prompt: int) -> list[Processor]:
+    """Logits processors for the penalties and the bias that are set.
+
+    They are called with the ids of a sequence and its ``(1, vocabulary)`` logits; the first
+    ``prompt`` of the ids belong to the prompt.
+    """
     repetition = sampling.repetition_penalty
-    return make_logits_processors(
+    found: list[Processor] = make_logits_processors(
         logit_bias=dict(sampling.logit_bias) or None,
         repetition_penalty=None if repetition == 1.0 else repetition,
         repetition_context_size=sampling.penalty_context,
-        presence_penalty=sampling.presence_penalty,
-        presence_context_size=sampling.penalty_context,
-        frequency_penalty=sampling.frequency_penalty,
-        frequency_context_size=sampling.penalty_context,
     )
+    presence, frequency = sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0
+    if presence or frequency:
+        found.append(partial(_penalised, presence, frequency, prompt))
+    return found
+
+
+def _penalised(
+    presence: float, frequency: float, prompt: int, tokens: mx.array, logits: mx.array
+) -> mx.array:
+    """OpenAI's ``mu[j] - c[j] * frequency - (c[j] > 0) * presence``, where ``c[j]`` counts the
+    token ``j`` in all of the text generated so far (API reference of chat completions).
+
+    mlx-lm's processors look at the last 20 tokens, prompt included.
+    """
+    generated = tokens[prompt:]
+    if not generated.size:
+        return logits
+    counts = mx.zeros(logits.shape[-1], dtype=mx.float32).at[generated].add(1.0)
+    penalty = frequency * counts + presence * (counts > 0)
+    return (logits.astype(mx.float32) - penalty).astype(logits.dtype)
 
 
 def check_vocabulary(generation: Generation, vocabulary: int) -> None:

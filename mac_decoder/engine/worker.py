@@ -162,6 +162,7 @@ class Worker:
             fetched=lambda key, outcome: self.post(Fetched(key, outcome)),
             progress=lambda key, progress: self._deliver([(key, progress)]),
             ready=self._begin_decode,
+            failed=self._fail,
         )
         self._warm_up()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
+from protocol.errors import BatonError
 from protocol.layout import Slot
 
 LinkName = Literal["off", "connecting", "ready", "down", "refused"]
@@ -112,6 +113,10 @@ class Link(Protocol):
 
     @property
     def rates(self) -> Rates: ...
+
+    def error(self) -> BatonError | None:
+        """Why the producer cannot be asked now; ``None`` when it can."""
+        ...
 
     def fetch(
         self,

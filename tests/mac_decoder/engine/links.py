@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,7 +20,7 @@ from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
 from mac_decoder.handoff.link import Destination, LinkState, Rates
 from mac_decoder.kv.install import extract
-from protocol.errors import BatonError, Cancelled
+from protocol.errors import BatonError, Cancelled, TransferError
 from protocol.layout import Layout, payload_bytes, schedule
 
 Rows = Mapping[tuple[int, int], np.ndarray]
@@ -49,18 +50,27 @@ class CopiedHandoff:
 
 @dataclass
 class CopyingLink:
-    """``error`` is raised instead of a handoff; ``hold`` keeps a handoff from ending."""
+    """``raises`` is raised instead of a handoff; ``hold`` keeps a handoff from ending.
+
+    ``shadows`` are weak references to those that came, to see when they are let go.
+    """
 
     layout: Layout
     tile: int = 64
     state: LinkState = field(default_factory=lambda: LinkState("ready"))
     rates: Rates = field(default_factory=Rates)
-    error: BaseException | None = None
+    raises: BaseException | None = None
     hold: threading.Event | None = None
     corrupt: bool = False
     handoffs: list[CopiedHandoff] = field(default_factory=list)
     made: dict[tuple[int, ...], Rows] = field(default_factory=dict)
     cancellations: int = 0
+    shadows: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def error(self) -> BatonError | None:
+        if self.state.ready:
+            return None
+        return TransferError("not connected", reason=self.state.reason)
 
     def prepare(self, loaded: LoadedModel, tokens: Sequence[int]) -> None:
         """Compute the rows of a prompt, to be copied by ``fetch`` later."""
@@ -78,8 +88,9 @@ class CopyingLink:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda processed, total: None,
     ) -> CopiedHandoff:
-        if self.error is not None:
-            raise self.error
+        self.shadows.append(weakref.ref(shadow))
+        if self.raises is not None:
+            raise self.raises
         rows = self.made[tuple(tokens)]
         began = time.perf_counter()
         slots = list(schedule(self.layout, shadow.cut, shadow.end, self.tile))
@@ -110,4 +121,4 @@ class BrokenLink(CopyingLink):
 
 def refused(error: BatonError, layout: Layout) -> CopyingLink:
     """A link whose every handoff ends with ``error``."""
-    return CopyingLink(layout, error=error)
+    return CopyingLink(layout, raises=error)

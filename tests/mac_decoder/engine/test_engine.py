@@ -339,3 +339,37 @@ def test_closing_ends_every_stream(checkpoint: Checkpoint) -> None:
         assert not engine.ready()
 
     asyncio.run(main())
+
+
+def test_a_machine_that_cannot_be_kept_awake_serves_all_the_same(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is posted before anything that may go wrong; no stream is left behind."""
+    monkeypatch.setattr("mac_decoder.engine.power.COMMAND", ("/no/such/command",))
+
+    async def main() -> None:
+        async with running(checkpoint("llama")) as engine:
+            found = await asyncio.wait_for(told(engine, ask(prompt(9), 3)), 20)
+            assert len(found.tokens) == 3
+            assert engine.status()["open"] == 0
+        assert "/no/such/command" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_penalties_look_at_the_answer_alone(checkpoint: Checkpoint) -> None:
+    """With the largest presence penalty no token comes twice; one of the prompt may come."""
+    never_twice = Sampling(temperature=0.0, presence_penalty=1000.0)
+
+    async def main() -> None:
+        async with running(checkpoint("llama")) as engine:
+            free = await told(engine, ask(prompt(9), 1))
+            held = (*prompt(8), free.tokens[0], prompt(9)[-1])
+            first = await told(engine, ask(held, 1))
+            asked = (*held[:-2], first.tokens[0], held[-1])
+            again = await told(engine, ask(asked, 1))
+            penalised = await told(engine, ask(asked, 60, never_twice))
+            assert penalised.tokens[0] == again.tokens[0]
+            assert len(set(penalised.tokens)) == 60
+
+    asyncio.run(main())

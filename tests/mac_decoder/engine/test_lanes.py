@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from mac_decoder.engine.events import Token
+from mac_decoder.engine.rates import Probing
 from mac_decoder.engine.settings import EngineSettings
-from mac_decoder.handoff.link import LinkState
+from mac_decoder.handoff.link import LinkState, Rates
 from protocol.checkpoint import read_checkpoint
-from protocol.errors import BatonError, CapacityError, IdentityMismatch, TransferError
+from protocol.errors import (
+    BatonError,
+    CapacityError,
+    IdentityMismatch,
+    RequestError,
+    TransferError,
+)
 from protocol.layout import payload_bytes
 from tests.mac_decoder.engine.drive import (
     all_told,
@@ -122,9 +133,8 @@ def test_a_prompt_of_one_token_asks_nobody(checkpoint: Checkpoint) -> None:
     ],
     ids=lambda error: error.reason,
 )
-@pytest.mark.parametrize("lane", ["auto", "remote"])
 def test_a_failed_handoff_becomes_local_prefill_with_its_reason(
-    checkpoint: Checkpoint, error: BatonError, lane: str
+    checkpoint: Checkpoint, error: BatonError
 ) -> None:
     path = checkpoint("llama")
     link = refused(error, read_checkpoint(path).layout)
@@ -132,14 +142,150 @@ def test_a_failed_handoff_becomes_local_prefill_with_its_reason(
     async def main() -> None:
         async with running(path, ALWAYS, link) as engine:
             local = await told(engine, ask(prompt(80), 12, lane="local"))
-            found = await told(engine, ask(prompt(80), 12, lane=lane))  # type: ignore[arg-type]
+            found = await told(engine, ask(prompt(80), 12))
             assert found.tokens == local.tokens
+            assert not local.finished.report.fallback
             report = found.finished.report
             assert report.source == "local"
+            assert report.fallback
             assert report.reasons[-1] == error.reason
             assert report.transferred_bytes == 0
             assert "failed_handoff" in report.phases
             assert engine.status()["fallbacks"] == {error.reason: 1}
+
+    asyncio.run(main())
+
+
+FAILURES = [
+    TransferError("gone", reason="connection_lost"),
+    IdentityMismatch("other weights", reason="weights_differ"),
+    CapacityError("full", reason="producer_busy"),
+    KeyError("a defect in the link"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_the_remote_lane_fails_with_the_links_error(
+    checkpoint: Checkpoint, error: Exception
+) -> None:
+    """Who insists on the producer is told why not, and never gets another prefill instead."""
+    path = checkpoint("llama")
+    link = CopyingLink(read_checkpoint(path).layout, raises=error)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            found = await told(engine, ask(prompt(80), 3, lane="remote"))
+            if isinstance(error, BatonError):
+                assert found.failed.error is error
+            else:
+                assert isinstance(found.failed.error, TransferError)
+                assert found.failed.error.reason == "handoff_broke"
+            assert found.tokens == []
+            assert engine.status()["fallbacks"] == {}
+            assert engine.status()["cache_bytes_reserved"] == 0
+            assert (await told(engine, ask(prompt(80), 3))).finished.report.fallback
+
+    asyncio.run(main())
+
+
+def test_the_remote_lane_fails_while_the_link_is_down(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path)
+    link.state = LinkState("down", "producer_unreachable")
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            found = await told(engine, ask(prompt(80), 3, lane="remote"))
+            assert isinstance(found.failed.error, TransferError)
+            assert found.failed.error.reason == "producer_unreachable"
+        async with running(path, ALWAYS) as engine:
+            alone = await told(engine, ask(prompt(80), 3, lane="remote"))
+            assert isinstance(alone.failed.error, RequestError)
+            assert alone.failed.error.reason == "no_producer"
+            assert len((await told(engine, ask((7,), 3, lane="remote"))).tokens) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["raises", "corrupt", "installed"])
+def test_a_handoff_that_ended_holds_no_memory(checkpoint: Checkpoint, how: str) -> None:
+    """The next shadow is made, and the prompt computed here, when the last one is gone."""
+    path = checkpoint("llama")
+    link = link_for(path, prompt(80), prompt(90, 1))
+    if how == "raises":
+        # As the real link's, an error that somebody keeps.
+        link.raises = TransferError("gone", reason="connection_lost")
+    link.corrupt = how == "corrupt"
+    held: list[int] = []
+
+    class Watched(CopyingLink):
+        def fetch(self, *args, **kwargs):
+            held.append(sum(shadow() is not None for shadow in self.shadows))
+            return super().fetch(*args, **kwargs)
+
+    watched = Watched(**{f.name: getattr(link, f.name) for f in dataclasses.fields(link)})
+
+    async def main() -> None:
+        async with running(path, ALWAYS, watched) as engine:
+            gc.disable()
+            try:
+                requests = [ask(prompt(80), 40), ask(prompt(90, 1), 40)]
+                first, second = [engine.submit(request) for request in requests]
+                async for event in second:
+                    if isinstance(event, Token):
+                        break
+                assert held == [0, 0]
+                await until(lambda: not any(shadow() for shadow in watched.shadows))
+                first.cancel()
+                second.cancel()
+            finally:
+                gc.enable()
+
+    asyncio.run(main())
+
+
+def test_a_producer_that_recovers_is_noticed(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates that refuse the producer would never be measured again without a probe."""
+    path = checkpoint("llama")
+    prompts = [prompt(400, salt) for salt in range(4)]
+    link = link_for(path, *prompts)
+    link.rates = Rates(compute_tokens_per_s=1e-3, wire_bytes_per_s=1.0)
+    monkeypatch.setattr("mac_decoder.engine.fill.Probing", partial(Probing, None, 0.0))
+
+    async def main() -> None:
+        async with running(path, EngineSettings(prefill_step=64), link) as engine:
+            await told(engine, ask(prompts[0], 1, lane="local"))
+            slow = await told(engine, ask(prompts[1], 1))
+            assert slow.finished.report.reasons == ("rates_favour_local",)
+            probe = await told(engine, ask(prompts[2], 1))
+            assert probe.finished.report.reasons == ("producer_probe",)
+            assert probe.finished.report.source == "remote"
+            link.rates = Rates(compute_tokens_per_s=1e9, wire_bytes_per_s=1e12)
+            again = await told(engine, ask(prompts[3], 1))
+            assert again.finished.report.source == "remote"
+
+    asyncio.run(main())
+
+
+def test_waiting_for_the_producers_other_jobs_is_no_overhead(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    link = link_for(path, prompt(80))
+
+    class Queued(CopyingLink):
+        def fetch(self, *args, **kwargs):
+            time.sleep(0.6)
+            handoff = super().fetch(*args, **kwargs)
+            handoff.phases_ms = {**handoff.phases_ms, "queue": 600.0}
+            return handoff
+
+    queued = Queued(**{f.name: getattr(link, f.name) for f in dataclasses.fields(link)})
+
+    async def main() -> None:
+        async with running(path, ALWAYS, queued) as engine:
+            await told(engine, ask(prompt(80), 1))
+            assert engine.status()["rates"]["handoff_overhead_ms"] < 500
 
     asyncio.run(main())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from mac_decoder.engine import power
 from mac_decoder.engine.power import Clocks, PowerAssertion, slept
 
 TIMES = st.floats(0, 1e9)
@@ -41,12 +43,40 @@ def test_nothing_is_asserted_elsewhere() -> None:
     assertion.release()
 
 
-@pytest.mark.skipif(sys.platform != "darwin", reason="needs macOS")
-def test_an_assertion_is_held_and_released() -> None:
+def until_held(assertion: PowerAssertion, held: bool) -> None:
+    limit = time.monotonic() + 10
+    while assertion.held is not held:
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("command", [None, ("/bin/sleep", "60")])
+def test_an_assertion_is_held_and_released(
+    command: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if command is not None:
+        monkeypatch.setattr(power, "COMMAND", command)
+    elif sys.platform != "darwin":
+        pytest.skip("needs macOS")
     assertion = PowerAssertion()
     assertion.hold()
     assertion.hold()
-    assert assertion.held
+    until_held(assertion, True)
     assertion.release()
     assertion.release()
+    until_held(assertion, False)
+    assertion.hold()
+    until_held(assertion, True)
+    assertion.close()
     assert not assertion.held
+
+
+def test_a_command_that_cannot_be_started_is_logged_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(power, "COMMAND", ("/no/such/command",))
+    assertion = PowerAssertion()
+    assertion.hold()
+    assertion.close()
+    assert not assertion.held
+    assert "/no/such/command" in caplog.text

@@ -8,7 +8,12 @@ from hypothesis import given
 
 from mac_decoder.engine.rates import (
     FIRST_GUESS,
+    HALF_LIFE_S,
+    LONGEST_PROBE_PAUSE_S,
+    MEMORY,
+    PROBE_AFTER_S,
     Average,
+    Probing,
     Speeds,
     local_seconds,
     remote_seconds,
@@ -57,20 +62,54 @@ def test_at_the_threshold_the_handoff_is_faster_and_below_it_is_not(
 
 def test_a_long_sample_counts_for_more_than_a_short_one() -> None:
     """A tile of 8 tokens, slow by its fixed cost, hardly moves what a tile of 512 showed."""
-    average = Average().with_sample(512, 1.0).with_sample(8, 0.1)
+    average = Average().with_sample(512, 1.0, 1.0).with_sample(8, 0.1, 1.1)
     assert 450 < average.per_second < 512
 
 
-@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1e-3, 1e3)), min_size=1, max_size=30))
-def test_an_average_lies_between_its_samples(samples: list[tuple[float, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(1, 1e6), st.floats(1e-3, 1e3), st.floats(0, 1e7)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_an_average_lies_between_its_samples(samples: list[tuple[float, float, float]]) -> None:
+    """Whenever they came, and even if the clock went back."""
     average = Average()
-    for amount, seconds in samples:
-        average = average.with_sample(amount, seconds)
-    rates = [amount / seconds for amount, seconds in samples]
+    for amount, seconds, now in samples:
+        average = average.with_sample(amount, seconds, now)
+    rates = [amount / seconds for amount, seconds, _now in samples]
     assert min(rates) * 0.999 <= average.per_second <= max(rates) * 1.001
 
 
 @pytest.mark.parametrize(("amount", "seconds"), [(0, 1), (1, 0), (-1, 1)])
 def test_a_sample_without_amount_or_time_changes_nothing(amount: float, seconds: float) -> None:
     average = Average(10.0, 2.0)
-    assert average.with_sample(amount, seconds) == average
+    assert average.with_sample(amount, seconds, 1e9) == average
+
+
+def test_what_was_measured_long_ago_weighs_less() -> None:
+    """Ten minutes after a stall, one short handoff says more than the long one that stalled."""
+    stalled = Average().with_sample(1e6, 1e6, 0.0)
+    soon, late = stalled.with_sample(1e5, 1.0, 1.0), stalled.with_sample(1e5, 1.0, 600.0)
+    assert soon.per_second < 2
+    assert late.per_second > 100
+    aged = stalled.with_sample(1.0, 1.0, HALF_LIFE_S)
+    assert aged.amount == pytest.approx(1e6 * MEMORY / 2 + 1)
+
+
+def test_a_refused_producer_is_probed_after_a_while_and_ever_more_rarely() -> None:
+    fresh = Probing()
+    assert not fresh.due(1e9)
+    refused = fresh.refused(10.0)
+    assert not refused.due(10.0 + PROBE_AFTER_S - 1)
+    assert refused.refused(40.0) == refused
+    now, pauses = 10.0, []
+    probing = refused
+    for _ in range(7):
+        pause = next(s for s in range(10_000) if probing.due(now + s))
+        now += pause
+        pauses.append(pause)
+        probing = probing.probed(now).refused(now + 1)
+    assert pauses == [60, 120, 240, 480, 960, 960, 960]
+    assert max(pauses) == LONGEST_PROBE_PAUSE_S

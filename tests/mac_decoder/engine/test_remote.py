@@ -14,6 +14,9 @@ from mac_decoder.handoff.link import LinkState
 READY = Situation(LinkState("ready"), None, Speeds(18.0, 600.0, 1e9, 0.2), 23040.0)
 """Measured: the producer wins from 4 tokens."""
 
+SLOW = Speeds(18.0, 600.0, 1e9, 1000.0)
+"""As after a handoff that waited for something long: it wins from thousands of tokens."""
+
 
 @pytest.mark.parametrize(
     ("lane", "uncached", "change", "expected"),
@@ -22,13 +25,13 @@ READY = Situation(LinkState("ready"), None, Speeds(18.0, 600.0, 1e9, 0.2), 23040
         ("remote", 0, {}, ("local", "nothing_to_prefill")),
         ("local", 900, {}, ("local", "lane_local")),
         ("auto", 900, {"link": None}, ("local", "no_producer")),
-        ("remote", 900, {"link": None}, ("local", "no_producer")),
+        ("remote", 900, {"link": None}, ("refused", "no_producer")),
         ("auto", 900, {"link": LinkState("down", "producer_down")}, ("local", "producer_down")),
         (
             "remote",
             900,
             {"link": LinkState("refused", "weights_differ")},
-            ("local", "weights_differ"),
+            ("refused", "weights_differ"),
         ),
         ("auto", 900, {"link": LinkState("connecting")}, ("local", "producer_connecting")),
         ("remote", 1, {}, ("remote", "lane_remote")),
@@ -38,7 +41,19 @@ READY = Situation(LinkState("ready"), None, Speeds(18.0, 600.0, 1e9, 0.2), 23040
         ("auto", 99, {"fixed_threshold": 100}, ("local", "below_threshold")),
         ("auto", 100, {"fixed_threshold": 100}, ("remote", "above_threshold")),
         ("auto", 900, {"bytes_per_token": 1e9}, ("local", "rates_favour_local")),
-        ("auto", 20, {"backlog_tokens": 100_000}, ("local", "producer_busy")),
+        ("auto", 256, {"bytes_per_token": 1e9, "probe": True}, ("remote", "producer_probe")),
+        ("auto", 255, {"bytes_per_token": 1e9, "probe": True}, ("local", "rates_favour_local")),
+        (
+            "auto",
+            900,
+            {"bytes_per_token": 1e9, "probe": True, "backlog_tokens": 1},
+            ("local", "rates_favour_local"),
+        ),
+        ("auto", 900, {"speeds": SLOW, "probe": True}, ("remote", "producer_probe")),
+        ("auto", 900, {"speeds": SLOW}, ("local", "below_threshold")),
+        ("auto", 900, {"probe": True}, ("remote", "above_threshold")),
+        ("auto", 900, {"fixed_threshold": 901, "probe": True}, ("local", "below_threshold")),
+        ("auto", 20, {"backlog_tokens": 100_000}, ("local", "producer_backlog")),
         (
             "auto",
             20,
@@ -49,9 +64,13 @@ READY = Situation(LinkState("ready"), None, Speeds(18.0, 600.0, 1e9, 0.2), 23040
     ],
 )
 def test_decide(lane: Lane, uncached: int, change: dict, expected: tuple[str, str]) -> None:
-    source, reason = expected
+    verdict, reason = expected
     situation = dataclasses.replace(READY, **change)
     decision = decide(lane, uncached, situation)
-    away = situation.link is not None and not situation.link.ready and reason != "lane_local"
-    fallback = away and uncached > 0
-    assert decision == Decision(source, (reason,), fallback)  # type: ignore[arg-type]
+    away = situation.link is not None and not situation.link.ready
+    assert decision == Decision(
+        "remote" if verdict == "remote" else "local",
+        (reason,),
+        fallback=away and lane == "auto",
+        refused=verdict == "refused",
+    )

@@ -162,10 +162,29 @@ def test_a_masked_token_is_not_a_fault() -> None:
 
 
 def test_penalties_that_change_nothing_make_no_processor() -> None:
-    assert processors(Sampling()) == []
+    assert processors(Sampling(), 1) == []
     idle = Sampling(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-    assert processors(idle) == []
-    assert len(processors(Sampling(repetition_penalty=1.1, logit_bias={1: 2.0}))) == 2
+    assert processors(idle, 1) == []
+    assert len(processors(Sampling(repetition_penalty=1.1, logit_bias={1: 2.0}), 1)) == 2
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_presence_and_frequency_count_all_generated_tokens_and_none_of_the_prompt(
+    dtype: mx.Dtype,
+) -> None:
+    """OpenAI's formula, over an answer longer than mlx-lm's context of 20 tokens."""
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
+    answer = [5, 6, 5, *range(10, 40), 5]
+    (penalise,) = processors(sampling, 3)
+    found = penalise(mx.array([7, 8, 9, *answer]), mx.zeros((1, 50), dtype=dtype))
+    assert found.dtype == dtype
+    expected = [0.0] * 50
+    for token in set(answer):
+        expected[token] = -(0.5 + 0.25 * answer.count(token))
+    assert np.array(found.astype(mx.float32))[0].tolist() == expected
+    # Before the first token is drawn there is nothing to penalise.
+    start = penalise(mx.array([7, 8, 9]), mx.ones((1, 50)))
+    assert np.array(start)[0].tolist() == [1.0] * 50
 
 
 @pytest.mark.parametrize(
