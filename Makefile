@@ -60,8 +60,10 @@ soak: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536
 	$(BIN)/baton bench ttft
-	$(BIN)/python -m tests.benchmarks.engine_overhead
-	$(BIN)/python -m tests.benchmarks.exactness
+	smollm2=$$($(BIN)/python -m tests.benchmarks.smollm2) && \
+	$(BIN)/python -m tests.benchmarks.engine_overhead --model $$smollm2/fp32 && \
+	$(BIN)/python -m tests.benchmarks.endpoint_overhead && \
+	$(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS)) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis

@@ -12,10 +12,13 @@ import typer
 
 from app import bench, demo, doctor, model, plan, produce, serve, status
 from app.terminal import complain
-from protocol.errors import EXIT_ENGINE_FAULT, BatonError, ConfigError, EngineFault
-
-EXIT_CONFIG = 78
-"""The configuration or the model must change first (EX_CONFIG of sysexits.h)."""
+from protocol.errors import (
+    EXIT_CONFIG,
+    EXIT_ENGINE_FAULT,
+    BatonError,
+    ConfigError,
+    EngineFault,
+)
 
 app = typer.Typer(
     name="baton",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
@@ -95,28 +97,40 @@ def _read(document: Path | None) -> str:
 
 
 def _answer(url: str, question: Question, asked: str, quiet: bool) -> Answer:
-    """Ask with the remote lane open, and show the answer as it comes."""
-    if quiet:
-        return ask(url, question)
-    out.print(f"[bold]{asked}[/]\n", markup=True)
-    answer = ask(url, question, on_text=lambda said: out.print(said, end="", markup=False))
-    out.print("\n")
+    """Ask with the remote lane open: progress until the first token, then the text as it comes."""
+    if not quiet:
+        out.print(f"[bold]{escape(asked)}[/]\n")
+    with progress() as bars:
+        follow = _following(bars, "the producer prefills")
+
+        def show(said: str) -> None:
+            bars.stop()
+            if not quiet:
+                out.print(said, end="", markup=False)
+
+        answer = ask(url, question, on_text=show, on_comment=follow)
+    if not quiet:
+        out.print("\n")
     return answer
 
 
 def _answer_locally(url: str, question: Question) -> Answer:
-    """Ask the same with the local lane alone, which takes long: its prefill shows progress."""
+    """Ask the same with the local lane alone, whose prefill takes long."""
     with progress() as bars:
-        task = bars.add_task("the same, prefilled by the decoder", total=None, note="")
+        return ask(url, question, on_comment=_following(bars, "the same, prefilled by the decoder"))
 
-        def show(comment: str) -> None:
-            words = comment.split()
-            done, _, total = words[-1].partition("/") if words else ("", "", "")
-            if done.isdigit() and total.isdigit():
-                bars.update(task, completed=int(done), total=int(total), note=words[-1])
 
-        answer = ask(url, question, on_comment=show)
-    return answer
+def _following(bars: Progress, title: str) -> Callable[[str], None]:
+    """A bar that follows the stream's comments, which end in ``processed/total``."""
+    task = bars.add_task(title, total=None, note="")
+
+    def follow(comment: str) -> None:
+        done, _, total = comment.rpartition(" ")[2].partition("/")
+        if done.isdigit() and total.isdigit():
+            note = f"{int(done):,} of {int(total):,} tokens"
+            bars.update(task, completed=int(done), total=int(total), note=note)
+
+    return follow
 
 
 def _table(remote: Answer, local: Answer | None) -> Table:

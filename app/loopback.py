@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from app.children import Child, start
+from app.status import fetch_status
+from app.terminal import step
+from protocol.errors import TransferError
+
+LINK_TIMEOUT_S: Final = 60.0
+"""How long both may take to find each other once they are ready."""
 
 START_TIMEOUT_S: Final = 600.0
 """How long a process may take to load its model."""
@@ -53,7 +60,8 @@ def loopback(
             key,
         )
         stack.callback(producer.end)
-        producer.wait_ready(START_TIMEOUT_S)
+        with step("start the producer"):
+            producer.wait_ready(START_TIMEOUT_S)
         decoder = start(
             "decoder",
             [
@@ -63,10 +71,32 @@ def loopback(
             key,
         )
         stack.callback(decoder.end)
-        decoder.wait_ready(START_TIMEOUT_S)
+        with step("start the decoder"):
+            decoder.wait_ready(START_TIMEOUT_S)
+            _wait_for_link(decoder.url)
         # Both leave at once; their ends are then waited for one after the other.
         stack.callback(_end_both, producer, decoder)
         yield Loopback(producer, decoder)
+
+
+def _wait_for_link(url: str) -> None:
+    """Wait until both have proven the key to each other.
+
+    A decoder serves before it has met its producer, since it can prefill by itself; a demo or
+    benchmark wants both. Raises TransferError with the link's own reason when it is refused.
+    """
+    until = time.monotonic() + LINK_TIMEOUT_S
+    while True:
+        link = fetch_status(url, timeout_s=60.0)["engine"]["link"]
+        if link["state"] == "ready":
+            return
+        if link["state"] == "refused" or time.monotonic() > until:
+            raise TransferError(
+                "the decoder does not reach its producer",
+                reason=link["reason"] or "link_not_ready",
+                found=link["state"],
+            )
+        time.sleep(0.05)
 
 
 def _end_both(*children: Child) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from app.terminal import human_bytes, out, print_json
@@ -115,7 +116,7 @@ def plan(
         table.add_column(title, justify="left" if title in ("kind", "positions") else "right")
     for kind in result.layers:
         name = kind.kind if kind.window is None else f"{kind.kind} ({kind.window:,})"
-        positions = f"[{kind.first:,}, {kind.last:,})".replace("[", "\\[")
+        positions = escape(f"[{kind.first:,}, {kind.last:,})")
         table.add_row(
             str(kind.layers), name, positions, f"{kind.payload_bytes:,}", f"{kind.full_bytes:,}"
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.markup import escape
 from rich.tree import Tree
 
 from app.terminal import out, print_json
@@ -50,4 +51,4 @@ def _grow(tree: Tree, value: dict[str, Any]) -> None:
         if isinstance(inner, dict) and inner:
             _grow(tree.add(f"[bold]{name}[/]"), inner)
         else:
-            tree.add(f"{name}  [dim]{str(inner).replace('[', chr(92) + '[')}[/]")
+            tree.add(f"{name}  [dim]{escape(str(inner))}[/]")

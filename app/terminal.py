@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from protocol.errors import BatonError
@@ -21,13 +22,13 @@ err = Console(stderr=True, highlight=False)
 
 def complain(error: BatonError) -> None:
     """Print an error as a sentence, with what was found and what to do about it."""
-    err.print(f"[bold red]error[/]: {_plain(error.message)}  [dim]({error.reason})[/]")
+    err.print(f"[bold red]error[/]: {escape(error.message)}  [dim]({error.reason})[/]")
     details = error.details()
     for name in ("field", "found", "expected"):
         if name in details:
-            err.print(f"  {name}: {_plain(details[name])}")
+            err.print(f"  {name}: {escape(details[name])}")
     if error.hint:
-        err.print(f"  → {_plain(error.hint)}")
+        err.print(f"  → {escape(error.hint)}")
 
 
 def print_json(value: object) -> None:
@@ -67,8 +68,3 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("unreachable")
-
-
-def _plain(text: str) -> str:
-    """Text with rich's markup switched off."""
-    return text.replace("[", "\\[")
