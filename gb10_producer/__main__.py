@@ -6,8 +6,8 @@ import sys
 import time
 
 from gb10_producer import logs
-from gb10_producer.config import EXIT_CONFIG, parse
-from protocol.errors import ConfigError
+from gb10_producer.config import parse
+from protocol.errors import EXIT_CONFIG, ConfigError
 
 
 def main(arguments: list[str] | None = None) -> int:

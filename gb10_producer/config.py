@@ -9,9 +9,6 @@ from typing import Final, Literal
 
 from protocol.errors import ConfigError
 
-EXIT_CONFIG: Final = 78
-"""Exit status of a process whose configuration or model must change (EX_CONFIG)."""
-
 BACKLOG_BYTES: Final = 24 << 20
 """Default for rows between tap and sockets; one item and a socket's queue come on top."""
 
@@ -111,6 +108,8 @@ def check(config: ProducerConfig) -> None:
     for name, lowest in (("waiting", 0), ("connections", 1), ("port", 0), ("backlog_bytes", 1)):
         if getattr(config, name) < lowest:
             raise _invalid(f"{name} must be at least {lowest}.", name)
+    if config.port > 65535:
+        raise _invalid("port must be at most 65535.", "port")
     if config.link_mbps is not None and not config.link_mbps > 0:
         raise _invalid("--link-mbps must be above 0.", "link_mbps")
 

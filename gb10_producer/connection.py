@@ -37,7 +37,7 @@ from protocol.handoff import (
 from protocol.identity import Identity
 from protocol.layout import Layout
 from protocol.messages import Limits, Recipe
-from protocol.reasons import REASONS, refusal
+from protocol.reasons import refusal
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Connection:
             self._advance()
             self._flush()
             if self._stopping.is_set():
-                self._withdraw(self._device.fault or _stopping_error())
+                self._leave(machine, self._device.fault or _stopping_error())
                 return
 
     def _deadline(self, machine: ProducerHandoff) -> float:
@@ -291,7 +291,14 @@ class Connection:
         self._end_transfer()
         machine = self._machine
         if machine is not None and machine.state in (State.REQUESTED, State.STREAMING):
-            machine.abort(_on_the_wire(error), time.monotonic())
+            machine.abort(error, time.monotonic())
+            self._flush()
+
+    def _leave(self, machine: ProducerHandoff, error: BatonError) -> None:
+        """Tell the decoder why it is left, whatever it waits for: an answer, a commit, nothing."""
+        self._withdraw(error)
+        if machine.state != State.ABORTING:
+            machine.shut(error)
             self._flush()
 
     def _end_transfer(self) -> None:
@@ -307,22 +314,6 @@ class Connection:
         for raw in self._machine.outgoing():
             if not self._wire.closing:
                 self._wire.send_text(raw)
-
-
-def _on_the_wire(error: BatonError) -> BatonError:
-    """The same error with a reason that the protocol knows."""
-    if error.reason in REASONS:
-        return error
-    if isinstance(error, CapacityError):
-        return CapacityError(
-            error.message,
-            reason="memory_exceeded",
-            retry_after_s=error.retry_after_s,
-            field=error.field,
-            found=error.found,
-            expected=error.expected,
-        )
-    return TransferError(error.message, reason="peer_aborted")
 
 
 def _stopping_error() -> BatonError:

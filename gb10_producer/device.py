@@ -176,12 +176,6 @@ class Device:
         log.error("device failed", extra={"error": fault.message, "reason": fault.reason})
         self._on_fault()
 
-    @property
-    def depth(self) -> tuple[int, int]:
-        """How many jobs run and wait."""
-        with self._pool.changed:
-            return (0 if self._queue.running is None else 1), self._queue.waiting
-
     def _new_job(self, number: int, work: Work, now: float) -> _Job:
         backlog = Backlog(
             self._pool,

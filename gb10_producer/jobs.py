@@ -176,13 +176,6 @@ class JobQueue:
         """The job that has the device."""
         return None if self._running is None else self._running.number
 
-    def ahead(self, ticket: str) -> int:
-        """Jobs that run or wait before the ticket's; 0 when it runs or is unknown."""
-        for job in self._jobs():
-            if ticket in job.tickets:
-                return self._ahead_of(job)
-        return 0
-
     def _jobs(self) -> Iterator[_Job]:
         if self._running is not None:
             yield self._running

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gb10_producer import logs
 from gb10_producer.backlog import Pool, item_bytes
-from gb10_producer.config import EXIT_CONFIG, ProducerConfig, check
+from gb10_producer.config import ProducerConfig, check
 from gb10_producer.connection import Offer
 from gb10_producer.device import Device
 from gb10_producer.memory import (
@@ -30,7 +30,13 @@ from gb10_producer.prefill import Prefiller, Rows, State
 from gb10_producer.server import Server, bind, url_of
 from gb10_producer.throttle import Throttle
 from gb10_producer.trust import Trust, require_trust_for, trust_from_file, trust_from_key_pipe
-from protocol.errors import EXIT_ENGINE_FAULT, CapacityError, ConfigError, EngineFault
+from protocol.errors import (
+    EXIT_CONFIG,
+    EXIT_ENGINE_FAULT,
+    CapacityError,
+    ConfigError,
+    EngineFault,
+)
 from protocol.identity import Identity
 from protocol.layout import ITEMSIZE, payload_bytes
 from protocol.layouts_named import named, stand_in_identity

@@ -1,6 +1,6 @@
 """What a source of rows looks like to the rest of the producer, and the loop over the tile grid.
 
-Rows and states leave here in the decoder's form (design, section 3 and interop.md): rows are
+Rows and states leave here in the decoder's form (``protocol/architectures``): rows are
 position-major ``(positions, heads, width)``, states have the decoder's shape without its batch
 axis, all in the layout's dtype. The sender only cuts them into frames.
 

@@ -1,8 +1,8 @@
 """The listening side: accepts connections, bounds them, ends them.
 
 One thread accepts, each connection has its own. Those that have not yet proven the key are
-counted apart, so that strangers cannot keep the paired decoder out for long: a handshake ends
-after a few seconds, whatever is sent.
+counted apart, so that strangers take no place of a decoder that is connected. They are few, and
+a handshake ends after some seconds whatever is sent; while they last, nobody new gets in.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, proto)
+    except ValueError as error:  # what is not even a name
+        raise _unusable(host, port, OSError(errno.EINVAL, "it is no host's name")) from error
     except OSError as error:
         raise _unusable(host, port, error) from error
     try:
@@ -95,12 +97,6 @@ class Server:
         self._stop.close()
         self._stopped.close()
         return not any(thread.is_alive() for thread in serving.values())
-
-    @property
-    def connections(self) -> tuple[int, int]:
-        """How many connections have proven the key, and how many have not yet."""
-        with self._lock:
-            return len(self._proven), len(self._strangers)
 
     def _accept(self) -> None:
         poller = select.poll()

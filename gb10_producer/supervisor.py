@@ -1,8 +1,8 @@
 """Keeps a producer running: starts the child, restarts it after a fault, gives up in time.
 
 A device that fails takes its process with it (exit 75, or a signal from the driver), and a new
-process usually finds it well again. Three starts in a row that never became ready mean that it
-is not: then the supervisor says so and ends. Other exit statuses are the child's last word: 0
+process usually finds it well again. When it does not, as ``protocol.restarts`` counts, the
+supervisor says so and ends. Other exit statuses are the child's last word: 0
 was asked for, 78 needs a person.
 """
 
@@ -16,63 +16,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 
 from gb10_producer import logs
 from gb10_producer.config import ProducerConfig
 from gb10_producer.trust import trust_from_key_pipe
 from protocol.errors import EXIT_ENGINE_FAULT, EngineFault
+from protocol.restarts import Policy, Restarts
 
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When to start again; seconds.
-
-    A start has failed when the child ended before it was ready. A child that was ready and died
-    within ``settled_s`` started well, but ``quick_deaths`` of them in a row are as bad.
-    """
-
-    failed_starts: int = 3
-    quick_deaths: int = 10
-    settled_s: float = 30.0
-    first_pause_s: float = 0.5
-    longest_pause_s: float = 30.0
-    grace_s: float = 10.0
-
-
-@dataclass
-class Record:
-    """What the starts so far say. Pure: the supervisor asks it after each end of a child."""
-
-    policy: Policy
-    failed: int = 0
-    """Starts in a row that never became ready."""
-    deaths: int = 0
-    """Faults in a row without a settled service between them."""
-
-    def ended(self, status: int, ready: bool, served_s: float) -> float | None:
-        """Seconds to wait before the next start; ``None``: do not start again.
-
-        ``status`` as subprocess gives it (negative: a signal), ``served_s`` since ready.
-        """
-        if status >= 0 and status != EXIT_ENGINE_FAULT:
-            return None
-        self.failed = 0 if ready else self.failed + 1
-        self.deaths = 1 if ready and served_s >= self.policy.settled_s else self.deaths + 1
-        if self.latched:
-            return None
-        pause = self.policy.first_pause_s * 2 ** (self.deaths - 1)
-        return min(pause, self.policy.longest_pause_s)
-
-    @property
-    def latched(self) -> bool:
-        """Whether another start is pointless."""
-        return self.failed >= self.policy.failed_starts or self.deaths >= self.policy.quick_deaths
+_GRACE_S = 10.0
+"""From the signal that asks a child to end to the one that ends it."""
 
 
 class Supervisor:
@@ -83,10 +40,12 @@ class Supervisor:
         config: ProducerConfig,
         *,
         policy: Policy | None = None,
+        grace_s: float = _GRACE_S,
         command: Callable[[ProducerConfig], list[str]] | None = None,
     ) -> None:
         self._config = config
-        self._policy = policy or Policy()
+        self._restarts = Restarts(policy or Policy())
+        self._grace_s = grace_s
         self._command = command or child_command
         self._key: bytes | None = None
         self._child: subprocess.Popen[str] | None = None
@@ -100,36 +59,39 @@ class Supervisor:
             # A pipe is read once, and there may be several children.
             self._key = trust_from_key_pipe(self._config.key_fd).pairing.key
         self._forward_signals()
-        record = Record(self._policy)
         while True:
-            status, ready, served_s = self._run_child()
+            status, served_s = self._run_child()
             if self._asked.is_set():
                 return 0
-            pause = record.ended(status, ready, served_s)
-            if pause is None:
-                return self._last_word(status, record)
+            if status >= 0 and status != EXIT_ENGINE_FAULT:
+                return status
+            self._restarts = restarts = self._restarts.after(status, served_s)
+            if restarts.latched:
+                return self._give_up()
             log.warning(
                 "the producer failed and is started again",
-                extra={"status": status, "faults": record.deaths, "pause_s": pause},
+                extra={
+                    "fault": restarts.last_fault,
+                    "in_a_row": restarts.deaths,
+                    "pause_s": restarts.pause_s,
+                },
             )
-            if self._asked.wait(pause):
+            if self._asked.wait(restarts.pause_s):
                 return 0
 
-    def _last_word(self, status: int, record: Record) -> int:
-        if record.latched:
-            logs.complain(
-                EngineFault(
-                    f"The producer failed {record.deaths} times in a row and stays off.",
-                    reason="producer_latched_off",
-                    found=f"signal {-status}" if status < 0 else f"exit status {status}",
-                    hint="See its log above; restart the machine if its device hangs.",
-                )
+    def _give_up(self) -> int:
+        logs.complain(
+            EngineFault(
+                f"The producer failed {self._restarts.deaths} times in a row and stays off.",
+                reason="producer_latched_off",
+                found=self._restarts.last_fault,
+                hint="See its log above; restart the machine if its device hangs.",
             )
-            return EXIT_ENGINE_FAULT
-        return status
+        )
+        return EXIT_ENGINE_FAULT
 
-    def _run_child(self) -> tuple[int, bool, float]:
-        """Start one child and wait for its end: status, whether it was ready, and how long."""
+    def _run_child(self) -> tuple[int, float | None]:
+        """Start one child and wait for its end: its status, and how long it was ready."""
         lifeline, held = os.pipe()
         config = replace(self._config, lifeline_fd=lifeline)
         passed = [lifeline]
@@ -161,8 +123,7 @@ class Supervisor:
         finally:
             os.close(held)
             self._child = None
-        served_s = 0.0 if ready_at is None else time.monotonic() - ready_at
-        return status, ready_at is not None, served_s
+        return status, None if ready_at is None else time.monotonic() - ready_at
 
     def _read_stdout(self, child: subprocess.Popen[str]) -> float | None:
         """Read until the child closes its stdout; return when it said that it is ready."""
@@ -201,7 +162,7 @@ class Supervisor:
 
     def _kill_later(self, child: subprocess.Popen[str]) -> None:
         """End a child that does not go by itself."""
-        timer = threading.Timer(self._policy.grace_s, child.kill)
+        timer = threading.Timer(self._grace_s, child.kill)
         timer.daemon = True
         timer.start()
 

@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import datetime
 import hmac
-import ipaddress
 import os
 import secrets
 import ssl
 import stat
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from protocol.addresses import is_loopback
 from protocol.errors import ConfigError, IntegrityError
 from protocol.pairing import KEY_BYTES, Pairing, PinnedCertificates
 from protocol.pairing_record import (
+    MAX_RECORD_BYTES,
     PairingRecord,
     Role,
     decode_record,
@@ -85,8 +101,9 @@ def trust_from_file(path: Path) -> Trust:
 def load_record(path: Path, role: Role) -> PairingRecord:
     """The pairing file at ``path``; raises like :func:`trust_from_file`."""
     try:
-        mode = path.stat().st_mode
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(MAX_RECORD_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"The pairing file {path} cannot be opened: {error.strerror}.",
@@ -114,7 +131,7 @@ def server_context(record: PairingRecord) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=record.peer_certificate)
         _load_own(context, record)
-    except ssl.SSLError as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError) as error:
         raise ConfigError(
             "The certificates in the pairing file are not usable.",
             reason="pairing_unreadable",
@@ -125,30 +142,30 @@ def server_context(record: PairingRecord) -> ssl.SSLContext:
 
 
 def _load_own(context: ssl.SSLContext, record: PairingRecord) -> None:
-    # The ssl module takes a private key from a file only.
-    certificate = ssl.DER_cert_to_PEM_cert(record.certificate)
-    key = ssl.DER_cert_to_PEM_cert(record.private_key).replace("CERTIFICATE", "PRIVATE KEY")
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(certificate + key)
+    # The ssl module takes a private key from a file only: there it lies encrypted.
+    password = secrets.token_hex(32).encode()
+    key = load_der_private_key(record.private_key, None)
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+        file.write(ssl.DER_cert_to_PEM_cert(record.certificate).encode())
+        file.write(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password))
+        )
         file.flush()
-        context.load_cert_chain(file.name)
+        context.load_cert_chain(file.name, password=password)
 
 
 def make_pairing(directory: Path, epoch: int) -> tuple[Path, Path]:
     """Write ``producer.pairing`` and ``decoder.pairing`` (0600) and return their paths.
 
-    Raises ``ConfigError`` (``pairing_exists``, ``directory_unusable``): nothing is overwritten.
+    Both are written, or neither: one of them with the other of an older pairing would look
+    right and never connect. Raises ``ConfigError`` (``pairing_exists``,
+    ``directory_unusable``): nothing is overwritten.
     """
-    producer, decoder = make_records(epoch)
-    written: list[Path] = []
+    records = make_records(epoch)
+    paths = [directory / f"{record.role}.pairing" for record in records]
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for record in (producer, decoder):
-            path = directory / f"{record.role}.pairing"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encode_record(record))
-            written.append(path)
+        _write_all(paths, records)
     except FileExistsError as error:
         raise ConfigError(
             f"There is a pairing in {directory} already.",
@@ -162,7 +179,20 @@ def make_pairing(directory: Path, epoch: int) -> tuple[Path, Path]:
             reason="directory_unusable",
             field="make-pairing",
         ) from error
-    return written[0], written[1]
+    return paths[0], paths[1]
+
+
+def _write_all(paths: Sequence[Path], records: Sequence[PairingRecord]) -> None:
+    """Write new files, each record to its path; those made are removed if one fails."""
+    with ExitStack() as undo:
+        for path, record in zip(paths, records, strict=True):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            undo.callback(path.unlink, missing_ok=True)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(encode_record(record))
+                file.flush()
+                os.fsync(file.fileno())
+        undo.pop_all()
 
 
 def make_records(epoch: int) -> tuple[PairingRecord, PairingRecord]:
@@ -178,11 +208,6 @@ def make_records(epoch: int) -> tuple[PairingRecord, PairingRecord]:
 
 def _self_signed(name: str) -> tuple[bytes, bytes]:
     """A P-256 certificate and its private key, both DER."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -197,22 +222,8 @@ def _self_signed(name: str) -> tuple[bytes, bytes]:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    private = key.private_bytes(
-        serialization.Encoding.DER,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return certificate.public_bytes(serialization.Encoding.DER), private
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` names this machine only; a name other than localhost does not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    private = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    return certificate.public_bytes(Encoding.DER), private
 
 
 def require_trust_for(host: str, trust: Trust) -> None:

@@ -33,17 +33,13 @@ _CHUNK_VALUES: Final = 1 << 22
 
 _PLAIN: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
-# The eight magnitudes of a 4-bit float (OCP Microscaling Formats v1.0, E2M1), then negated.
-_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
 
 @dataclass(frozen=True)
 class Packing:
-    """How one quantised weight is packed: bits per value, values per scale, and the mode."""
+    """How one quantised weight is packed: bits per value, values per scale and bias."""
 
     bits: int
     group_size: int
-    mode: str = "affine"
 
 
 @dataclass(frozen=True)
@@ -157,8 +153,7 @@ class _Reader:
 
     def _packed(self, path: str) -> _Stored:
         packing = _packing_of(path, self._quantisation)
-        affine = packing.mode == "affine"
-        names = [f"{path}.weight", f"{path}.scales"] + ([f"{path}.biases"] if affine else [])
+        names = [f"{path}.weight", f"{path}.scales", f"{path}.biases"]
         missing = [name for name in names if name not in self._handles]
         if missing:
             raise ConfigError(
@@ -177,8 +172,7 @@ class _Reader:
 
         def read() -> torch.Tensor:
             parts = [self._handles[name].get_tensor(name) for name in names]
-            biases = parts[2] if affine else None
-            return dequantise(parts[0], parts[1], biases, packing, self._dtype)
+            return dequantise(*parts, packing, self._dtype)
 
         return _Stored((*words[:-1], values), "packed", read)
 
@@ -186,21 +180,20 @@ class _Reader:
 def dequantise(
     packed: torch.Tensor,
     scales: torch.Tensor,
-    biases: torch.Tensor | None,
+    biases: torch.Tensor,
     packing: Packing,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Unpack a weight that mlx quantised: ``(..., words)`` becomes ``(..., values)`` of ``dtype``.
 
     Values lie in each row as one little-endian stream of bits, lowest first (mlx's format for
-    every width). Affine: ``scale * value + bias`` per group, in float32, rounded once. mxfp4:
-    the 4-bit float times ``2 ** (scale - 127)``.
+    every width); each becomes ``scale * value + bias`` of its group, in float32, rounded once.
     """
     bits = packing.bits
     rows = packed.reshape(-1, packed.shape[-1])
     width = rows.shape[-1] * 32 // bits
     grouped_scales = scales.reshape(rows.shape[0], -1)
-    grouped_biases = None if biases is None else biases.reshape(rows.shape[0], -1)
+    grouped_biases = biases.reshape(rows.shape[0], -1)
     result = torch.empty((rows.shape[0], width), dtype=dtype, device=packed.device)
     step = max(1, _CHUNK_VALUES // width)
     for start in range(0, rows.shape[0], step):
@@ -209,12 +202,7 @@ def dequantise(
             -1, width // packing.group_size, packing.group_size
         )
         scale = grouped_scales[chunk].unsqueeze(-1)
-        if grouped_biases is None:
-            # exact: a power of two times a value with two significant bits
-            magnitudes = torch.tensor((*_E2M1, *(-m for m in _E2M1)), device=packed.device)
-            floats = torch.ldexp(magnitudes[values.long()], scale.int() - 127)
-        else:
-            floats = values.float() * scale.float() + grouped_biases[chunk].unsqueeze(-1).float()
+        floats = values.float() * scale.float() + grouped_biases[chunk].unsqueeze(-1).float()
         result[chunk] = floats.reshape(-1, width).to(dtype)
     return result.reshape(*packed.shape[:-1], width)
 
@@ -236,22 +224,16 @@ def _packing_of(path: str, quantisation: Mapping[str, Any]) -> Packing:
     """The packing of the module ``path``: its own entry in ``quantization``, else the default."""
     own = quantisation.get(path)
     given = own if isinstance(own, Mapping) else quantisation
-    packing = Packing(
-        bits=int(given.get("bits", 4)),
-        group_size=int(given.get("group_size", 64)),
-        mode=str(given.get("mode", "affine")),
-    )
-    supported = (packing.mode == "affine" and packing.bits in AFFINE_BITS) or (
-        packing.mode == "mxfp4" and packing.bits == 4 and "global_scale" not in given
-    )
-    if not supported:
+    mode = str(given.get("mode", "affine"))
+    packing = Packing(int(given.get("bits", 4)), int(given.get("group_size", 64)))
+    if mode != "affine" or packing.bits not in AFFINE_BITS:
         raise ConfigError(
-            f"{path} is quantised as {packing.mode} with {packing.bits} bits, "
+            f"{path} is quantised as {mode} with {packing.bits} bits, "
             "which the producer cannot dequantise",
             reason="quantisation_unsupported",
             field=path,
-            found=f"{packing.mode}, {packing.bits} bits",
-            expected="affine with 2, 3, 4, 5, 6 or 8 bits, or mxfp4",
+            found=f"{mode}, {packing.bits} bits",
+            expected="affine with 2, 3, 4, 5, 6 or 8 bits",
         )
     return packing
 

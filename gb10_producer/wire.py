@@ -50,7 +50,6 @@ class Wire:
         self._out: deque[memoryview] = deque()
         self._text: list[bytes] = []
         self._fragments: list[bytes] = []
-        self._wants_read = False
         self._write_after_read = False
         self._woken = False
         self._eof_queued = False

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from mac_decoder import supervisor
-from mac_decoder.config import EXIT_CONFIG, DecoderConfig, config_from
+from mac_decoder.config import DecoderConfig, config_from
 from mac_decoder.handoff.trust import trust_of_file
 from mac_decoder.reporting import complain, start_logging
 from protocol.architectures import resolve
 from protocol.checkpoint import read_config
-from protocol.errors import ConfigError
+from protocol.errors import EXIT_CONFIG, ConfigError
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,19 +7,18 @@ an argument or in the environment; its ``repr`` shows none.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
+import stat
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from platformdirs import user_state_dir
 
+from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing import KEY_BYTES
-
-EXIT_CONFIG: Final = 78
-"""Exit status when the configuration must be changed first (EX_CONFIG of sysexits.h)."""
 
 _MAX_KEYS_FILE_BYTES: Final = 1 << 16
 _SECRET: Final = frozenset({"key", "api_keys"})
@@ -34,8 +33,8 @@ class DecoderConfig(
     directory's name if ``None``). ``producer`` is a ``wss://`` URL with ``pairing``, the
     file that pairing made, or a ``ws://`` URL of this machine with ``key`` (32 bytes).
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
-    bounds all caches (0: half of what is free); ``prefill_step`` is the tile of local
-    prefill in tokens (0: by device). ``hosts`` and ``origins`` are allowed beside this
+    bounds all caches (0: measured, see ``engine/memory.py``); ``prefill_step`` is the tile of
+    local prefill in tokens (0: by device). ``hosts`` and ``origins`` are allowed beside this
     machine's own; ``api_keys`` empty asks for none.
     """
 
@@ -117,10 +116,8 @@ def check(config: DecoderConfig) -> DecoderConfig:
 
 
 def _check_producer(config: DecoderConfig, url: str) -> None:
-    scheme, _, rest = url.partition("://")
-    authority = rest.split("/", 1)[0]
-    host = authority.rpartition(":")[0] if ":" in authority.rpartition("]")[2] else authority
-    if scheme not in ("ws", "wss") or not host:
+    scheme, host = _scheme_and_host(url)
+    if scheme not in ("ws", "wss") or not can_be_a_host(host):
         raise ConfigError(
             "the producer's address is no ws:// or wss:// URL",
             reason="producer_url_invalid",
@@ -143,15 +140,15 @@ def _check_producer(config: DecoderConfig, url: str) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` names this machine and no other can reach it."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
+def _scheme_and_host(url: str) -> tuple[str, str]:
+    """The two, the host without brackets; empty where the URL is none or its port is no port."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        parts = urlsplit(url)
+        host = parts.hostname if parts.port != 0 else None
     except ValueError:
-        return False
+        return "", ""
+    # urlsplit drops line feeds and tabs, which nobody meant.
+    return (parts.scheme, host) if host is not None and url.isprintable() else ("", "")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -177,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
     add("--default-temperature", type=float, default=1.0, metavar="T", help="(%(default)s)")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another Host name")
     add("--allow-origin", action="append", default=[], metavar="URL", help="a web page's origin")
-    add("--api-keys-file", metavar="FILE", help="keys that clients must give, one a line")
+    add("--api-keys-file", metavar="FILE", help="clients' keys, one a line")
     add("--state-dir", default="", metavar="DIR", help="where generations are remembered")
     add("--log-level", choices=("debug", "info", "warning"), default="info")
     return made
@@ -186,8 +183,9 @@ def parser() -> argparse.ArgumentParser:
 def config_from(args: list[str]) -> DecoderConfig:
     """The checked configuration of a command line; reads the key and the key file.
 
-    Raises ``ConfigError`` (see :func:`check`; ``key_invalid``, ``api_keys_invalid``) and,
-    as argparse does, ``SystemExit`` for options it does not know.
+    Raises ``ConfigError`` (see :func:`check`; ``key_invalid``, ``api_keys_invalid``,
+    ``api_keys_exposed``: others may read the file) and, as argparse does, ``SystemExit``
+    for options it does not know.
     """
     given = parser().parse_args(args)
     key = None if given.key_fd is None else read_key(given.key_fd)
@@ -246,8 +244,10 @@ def read_key(descriptor: int) -> bytes:
 
 def _read_api_keys(name: str) -> tuple[str, ...]:
     try:
-        with Path(name).open(encoding="utf-8") as file:
-            text = file.read(_MAX_KEYS_FILE_BYTES)
+        with Path(name).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(_MAX_KEYS_FILE_BYTES + 1)
+        text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "the file of API keys cannot be read",
@@ -255,6 +255,23 @@ def _read_api_keys(name: str) -> tuple[str, ...]:
             field="api-keys-file",
             found=name,
         ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            "the file of API keys is a secret, and other users may read it",
+            reason="api_keys_exposed",
+            field="api-keys-file",
+            found=f"mode {stat.S_IMODE(mode):04o}",
+            expected="mode 0600",
+            hint=f"chmod 600 {name}",
+        )
+    if len(raw) > _MAX_KEYS_FILE_BYTES:
+        raise ConfigError(
+            "the file of API keys is too long",
+            reason="api_keys_invalid",
+            field="api-keys-file",
+            found=f"more than {_MAX_KEYS_FILE_BYTES} bytes",
+            expected=f"at most {_MAX_KEYS_FILE_BYTES} bytes",
+        )
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys or any(len(key) < 16 or not key.isascii() for key in keys):
         raise ConfigError(

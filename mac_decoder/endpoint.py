@@ -21,7 +21,7 @@ def listen(config: DecoderConfig) -> socket.socket:
         found = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: what is not even a name
         raise _unknown(config) from error
     # A name with addresses of both kinds ("localhost") is listened to on the one that most
     # clients try first.

@@ -26,7 +26,7 @@ import uvicorn
 from mac_decoder import control, endpoint
 from mac_decoder.api.app import create_app
 from mac_decoder.api.settings import ApiSettings
-from mac_decoder.config import EXIT_CONFIG, DecoderConfig, is_loopback
+from mac_decoder.config import DecoderConfig
 from mac_decoder.engine import model
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
@@ -35,8 +35,10 @@ from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.generations import Generations
 from mac_decoder.handoff.trust import Trust, trust_of_file, trust_of_key
 from mac_decoder.reporting import complain, start_logging
+from protocol.addresses import is_loopback
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import (
+    EXIT_CONFIG,
     EXIT_ENGINE_FAULT,
     Cancelled,
     ConfigError,

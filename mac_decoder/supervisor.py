@@ -1,10 +1,11 @@
 """The decoder's parent process: it owns the port, and outlives what Metal may abort.
 
 It opens the listening socket once, starts the node as a child that inherits it, and starts it
-again after an engine fault (exit 75) or a death by any signal, with growing pauses, at most
-three times in a row. Whenever no child answers, it answers itself: nobody is ever refused a
-connection, and ``/ready`` is never true too early or too long. A child that says that the
-configuration must be changed (exit 78) ends the supervisor with the same status.
+again when it ends unasked (exit 75 after an engine fault, any signal), with growing pauses,
+until ``protocol.restarts`` says that this is pointless. Whenever no child answers, it answers
+itself: nobody is ever refused a connection, and ``/ready`` is never true too early or too long.
+A child that says that the configuration must be changed (exit 78) ends the supervisor with the
+same status.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mac_decoder import control, endpoint
-from mac_decoder.config import EXIT_CONFIG, DecoderConfig
-from mac_decoder.restarts import Restarts, described
+from mac_decoder.config import DecoderConfig
 from mac_decoder.standin import StandIn, Standing, State
-from protocol.errors import EXIT_ENGINE_FAULT, ConfigError
+from protocol.errors import EXIT_CONFIG, EXIT_ENGINE_FAULT, ConfigError
+from protocol.restarts import Policy, Restarts, described
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ class _Child:
     ready_at: float | None = None
 
 
-def run(config: DecoderConfig, command: Sequence[str] = _COMMAND) -> int:
+def run(
+    config: DecoderConfig, command: Sequence[str] = _COMMAND, policy: Policy | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit status.
 
     0 after a stop, 78 for what the user must change first, 75 if it was stopped after it had
@@ -63,7 +66,7 @@ def run(config: DecoderConfig, command: Sequence[str] = _COMMAND) -> int:
     ]
     before = {number: signal.getsignal(number) for number in numbers}
     previous_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
-    supervisor = _Supervisor(config, listening, wake_in, command)
+    supervisor = _Supervisor(config, listening, wake_in, command, policy or Policy())
     try:
         for number in numbers:
             signal.signal(number, supervisor.stop)
@@ -83,12 +86,13 @@ class _Supervisor:
         listening: socket.socket,
         wake: socket.socket,
         command: Sequence[str],
+        policy: Policy,
     ) -> None:
         self._config = config
         self._listening = listening
         self._wake = wake
         self._command = command
-        self._restarts = Restarts()
+        self._restarts = Restarts(policy)
         self._state: State = "starting"
         self._stopping = False
         self._stand_in = StandIn(listening, self._standing)
@@ -121,14 +125,14 @@ class _Supervisor:
             child.channel.close()
         if not self._stopping:
             # Before anything else: clients that wait in the socket's queue get an answer.
-            ready_for = 0.0 if child.ready_at is None else time.monotonic() - child.ready_at
-            self._restarts = self._restarts.after(status, ready_for)
+            served_s = None if child.ready_at is None else time.monotonic() - child.ready_at
+            self._restarts = self._restarts.after(status, served_s)
             self._state = "latched" if self._restarts.latched else "restarting"
             self._stand_in.begin()
             log.error(
                 "the decoder's process ended (%s), %d in a row",
                 described(status),
-                self._restarts.in_a_row,
+                self._restarts.deaths,
             )
         return status
 
@@ -192,7 +196,7 @@ class _Supervisor:
     def _pause(self) -> None:
         """Wait before the next start; for ever once it is given up."""
         if self._restarts.latched:
-            log.error("%d faults in a row: not starting it again", self._restarts.in_a_row)
+            log.error("%d faults in a row: not starting it again", self._restarts.deaths)
         until = time.monotonic() + self._restarts.pause_s
         while not self._stopping:
             left = until - time.monotonic()
@@ -218,7 +222,7 @@ class _Supervisor:
             "stopping": ("decoder_stopping", "the decoder is stopping", 5),
             "latched": (
                 "decoder_latched_off",
-                "the decoder failed three times in a row; see its log, then restart it",
+                "the decoder failed too often in a row; see its log, then restart it",
                 None,
             ),
         }[self._state]

@@ -81,9 +81,11 @@ def read_checkpoint(
 
     Digests are remembered in the file ``digest_cache`` by path, size, inode, device and the
     times of the last modification and change; the second one no program can set. A cache that
-    cannot be read or written costs time alone. Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
-    ``config_incomplete``, ``architecture_unsupported``, ``quantisation_unsupported``,
-    ``weights_truncated``, ``weights_dtype_unsupported``.
+    cannot be read or written costs time alone.
+
+    Raises ``ConfigError``: ``model_missing``, ``config_unreadable``, ``config_incomplete``,
+    ``architecture_unsupported``, ``quantisation_unsupported``, ``weights_truncated``,
+    ``weights_dtype_unsupported``.
     """
     found = _inspect(model_dir)
     layout = found.architecture.layout(found.config, found.dtype)

@@ -23,6 +23,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+EXIT_CONFIG = 78
+"""Exit status of a process whose configuration or model must be changed first (EX_CONFIG)."""
+
 EXIT_ENGINE_FAULT = 75
 """Exit status of a process whose accelerator failed (EX_TEMPFAIL of sysexits.h)."""
 

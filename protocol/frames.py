@@ -89,11 +89,6 @@ def header_prefix(layout: Layout, slot: Slot, generation: int) -> bytes:
     )
 
 
-def hasher(prefix: bytes) -> hashlib._Hash:
-    """A SHA-256 that has seen the header; update it with the payload, piece by piece."""
-    return hashlib.sha256(prefix)
-
-
 def digest(prefix: bytes, payload: bytes | bytearray | memoryview) -> bytes:
     """The digest of a frame: over its 48 header bytes and its payload.
 

@@ -1,6 +1,6 @@
 """What a cache consists of, counted to the byte: layer kinds, spans, and the frame schedule.
 
-Vocabulary (design, section 1). A *row* of a layer is one position's keys or values for all
+A *row* of a layer is one position's keys or values for all
 its heads. Everything here is a pure function of the layout and of positions; both machines
 call the same functions, so that neither can disagree about a range.
 

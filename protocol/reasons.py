@@ -56,7 +56,7 @@ _COMPONENT_MEANINGS: Final = {
     "tokenizer": "The tokenizer's files differ.",
     "template": "The chat template differs.",
     "context": "RoPE scaling, maximum length or overflow policy differ.",
-    "engine": "Layout, KV dtype or format version differ: other releases on the two sides.",
+    "engine": "Layout, KV dtype or the cache format's version differs.",
 }
 
 REASONS: Final[dict[str, Reason]] = {

@@ -23,7 +23,13 @@ from typing import Final
 from mac_decoder.engine.power import Clocks, slept
 from mac_decoder.handoff.connection import Connection, Producer
 from mac_decoder.handoff.link import LinkState
-from protocol.errors import BatonError, Cancelled, CapacityError, TransferError
+from protocol.errors import (
+    BatonError,
+    Cancelled,
+    CapacityError,
+    LocalProtocolError,
+    TransferError,
+)
 from protocol.handoff import PeerAborted, State
 from protocol.messages import HelloAck
 
@@ -58,6 +64,8 @@ class Pool:
         """Connections that others own, that are being opened, that the keeper looks at."""
         self._orders: deque[tuple[Connection, int, BatonError | None]] = deque()
         self._closing = False
+        self._broken: BatonError | None = None
+        """Set once the keeper has died: nobody looks after connections any more."""
         self._failure: BatonError | None = None
         self._failed_at = float("-inf")
         self._attempts = 0
@@ -102,6 +110,8 @@ class Pool:
             failure = self._failure
             if self._closing:
                 return LinkState("off", "link_closed")
+            if self._broken is not None:
+                return LinkState("refused", self._broken.reason, self._broken.message)
             if self._total() > self._opening:
                 return LinkState("ready", detail=_recipe(self.ack))
             if failure is None:
@@ -116,8 +126,9 @@ class Pool:
         if state.ready:
             return None
         with self._changed:
-            if self._failure is not None and not self._closing:
-                return copy.copy(self._failure)
+            failure = self._broken or self._failure
+            if failure is not None and not self._closing:
+                return copy.copy(failure)
         return TransferError("the producer is not connected", reason=state.reason)
 
     def claim(self, stopped: Callable[[], bool]) -> Connection:
@@ -130,6 +141,8 @@ class Pool:
             while True:
                 if self._closing:
                     raise TransferError("the link is closed", reason="link_closed")
+                if self._broken is not None:
+                    raise copy.copy(self._broken)
                 while self._parked:
                     connection = self._parked.pop()
                     if connection.ready:
@@ -214,6 +227,22 @@ class Pool:
     # Keeping
 
     def _keep(self) -> None:
+        try:
+            self._go_round()
+        finally:
+            if not self._closing:
+                self._break()
+
+    def _break(self) -> None:
+        """A bug ended the keeper: say so instead of promising a connection for ever."""
+        broken = LocalProtocolError("the link's own thread ended", reason="link_broken")
+        _log.error("no handoffs until a restart (%s): %s", broken.reason, broken.message)
+        with self._changed:
+            self._broken = broken
+            self._changed.notify_all()
+        self._drop_all()
+
+    def _go_round(self) -> None:
         clocks = Clocks.now()
         while not self._closing:
             now = Clocks.now()
@@ -330,7 +359,9 @@ class Pool:
 
     def _keep_if_open(self, connection: Connection) -> None:
         """Sort a connection that nobody owns any more; the lock is held."""
-        if connection.ready:
+        if self._broken is not None:
+            connection.close()
+        elif connection.ready:
             self._parked.append(connection)
         elif not connection.closed:
             self._ending.append(connection)

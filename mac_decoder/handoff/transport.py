@@ -6,15 +6,18 @@ its deadline and at a cancellation.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
 import ssl
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
 
 from protocol.errors import TransferError
 
@@ -147,10 +150,7 @@ def connect(
     Raises ``TransferError``: ``producer_unreachable`` (name, route), ``producer_down``
     (nobody listens), ``connect_timeout``, ``tls_failed``, ``link_closed`` (``stopped``).
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise _unreachable(f"{host} has no address: {error.strerror}") from error
+    found = _addresses(host, port, deadline, stopped)
     failure: TransferError | None = None
     for family, kind, number, _, address in found:
         opened = socket.socket(family, kind, number)
@@ -168,6 +168,38 @@ def connect(
             opened.close()
             raise
     raise failure or _unreachable(f"{host} has no address")
+
+
+def _addresses(host: str, port: int, deadline: float, stopped: Callable[[], bool]) -> list[Any]:
+    """What ``getaddrinfo`` finds; the resolver's own time-outs are half a minute and more."""
+    with contextlib.suppress(OSError, ValueError):
+        numeric = socket.AI_NUMERICHOST
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)
+    answers: SimpleQueue[list[Any] | TransferError] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            answers.put(_unreachable(f"{host} has no address: {error.strerror}"))
+        except ValueError:  # UnicodeError among them
+            answers.put(_unreachable("the producer's address holds no host's name"))
+
+    # Nothing can stop a resolver; one that comes too late speaks to nobody.
+    threading.Thread(target=ask, name="baton-resolve", daemon=True).start()
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            answer = answers.get(timeout=max(0.0, min(POLL_S, left)))
+        except Empty:
+            if stopped():
+                raise TransferError("the link is closing", reason="link_closed") from None
+            if left <= 0:
+                raise _late() from None
+            continue
+        if isinstance(answer, TransferError):
+            raise answer
+        return answer
 
 
 def _connect(

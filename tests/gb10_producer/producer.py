@@ -33,6 +33,19 @@ class Running:
     server: Server
     pool: Pool
 
+    @property
+    def jobs(self) -> tuple[int, int]:
+        """How many jobs run and wait."""
+        with self.pool.changed:
+            queue = self.device._queue
+            return (0 if queue.running is None else 1), queue.waiting
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many connections have proven the key, and how many have not yet."""
+        with self.server._lock:
+            return len(self.server._proven), len(self.server._strangers)
+
 
 @contextmanager
 def running(

@@ -126,7 +126,9 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert self.keys.setdefault(placed.job, key) == key
         assert placed.joined == (placed.job in self.jobs.values())
-        assert placed.ahead == self.queue.ahead(name)
+        waiting = self.queue.waiting + (self.queue.running is not None)
+        assert 0 <= placed.ahead < waiting
+        assert placed.joined or placed.ahead == waiting - 1
         self.jobs[name] = placed.job
 
     def refused(self, full: bool, error: CapacityError) -> None:

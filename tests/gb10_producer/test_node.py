@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,16 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
-from gb10_producer import node
-from gb10_producer.config import EXIT_CONFIG, parse
+from gb10_producer import node, trust
+from gb10_producer.config import parse
 from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Rows
+from gb10_producer.server import bind
 from gb10_producer.synthetic import Synthetic
-from gb10_producer.trust import load_record, make_pairing
+from gb10_producer.trust import load_record, make_pairing, make_records, server_context
 from protocol.errors import (
+    EXIT_CONFIG,
     EXIT_ENGINE_FAULT,
     CapacityError,
     ConfigError,
@@ -33,6 +37,7 @@ from protocol.errors import (
 )
 from protocol.handoff import Sealed
 from protocol.layouts_named import muse_glimmer, stand_in_identity
+from protocol.pairing_record import PairingRecord, encode_record
 from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
 from tests.gb10_producer.producer import wait_until
 from tests.gb10_producer.test_server import client_context
@@ -99,7 +104,7 @@ def test_it_serves_survives_sigkill_of_its_child_and_keeps_its_address() -> None
         process.terminate()
         output, log = process.communicate(timeout=20.0)
         assert (process.returncode, output) == (0, ""), "ready is said once"
-        assert "status=-9" in log
+        assert 'fault="signal SIGKILL"' in log
 
 
 def answers(url: str) -> bool:
@@ -209,6 +214,76 @@ def test_a_key_has_32_bytes(key: bytes) -> None:
 def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(words)
+    assert caught.value.reason == "config_invalid"
+
+
+@pytest.mark.parametrize("name", ["producer.pairing", "decoder.pairing"])
+def test_a_pairing_is_written_whole_or_not_at_all(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("of another pairing")
+    with pytest.raises(ConfigError) as caught:
+        make_pairing(tmp_path, epoch=1)
+    assert caught.value.reason == "pairing_exists"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "of another pairing"
+
+
+def test_a_full_disk_leaves_no_half_of_a_pairing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(record: PairingRecord) -> bytes:
+        if record.role == "decoder":
+            raise OSError(28, "No space left on device")
+        return encode_record(record)
+
+    monkeypatch.setattr(trust, "encode_record", full)
+    with pytest.raises(ConfigError) as caught:
+        make_pairing(tmp_path, epoch=1)
+    assert caught.value.reason == "directory_unusable"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_private_key_is_ever_in_a_file_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def watched(context: ssl.SSLContext, certfile: str, *rest: object, **named: object) -> None:
+        seen.append(Path(certfile).read_bytes())
+        load(context, certfile, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    server_context(make_records(1)[0])
+    assert b"BEGIN ENCRYPTED PRIVATE KEY" in seen[0]
+    assert b"BEGIN PRIVATE KEY" not in seen[0]
+
+
+@pytest.mark.parametrize("field", ["private_key", "certificate", "peer_certificate"])
+def test_a_pairing_file_with_broken_keys_is_refused(field: str) -> None:
+    record = msgspec.structs.replace(make_records(1)[0], **{field: b"no DER"})
+    with pytest.raises(ConfigError) as caught:
+        server_context(record)
+    assert caught.value.reason == "pairing_unreadable"
+
+
+def test_a_pairing_file_without_end_is_not_read_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "producer.pairing"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError) as caught:
+        load_record(path, "producer")
+    assert caught.value.reason == "pairing_unreadable"
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "a\0b"])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind(host, 0)
+    assert caught.value.reason == "address_unusable"
+
+
+def test_a_port_beyond_the_last_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", "--key-fd", "3", "--port", "65536"])
     assert caught.value.reason == "config_invalid"
 
 

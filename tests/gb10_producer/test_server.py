@@ -24,7 +24,7 @@ from protocol.errors import (
     PeerProtocolError,
     TransferError,
 )
-from protocol.handoff import Began, Progressed, Sealed
+from protocol.handoff import Began, Progressed, Released, Sealed
 from protocol.layouts_named import stand_in_identity
 from protocol.pairing import Pairing
 from tests.gb10_producer.peer import MIXED, WIDE, Closed, Peer, expected_regions
@@ -128,7 +128,7 @@ def test_a_certificate_that_is_not_the_paired_one_gets_no_handshake() -> None:
         with pytest.raises((OSError, EOFError, Exception)) as refused:
             Peer(producer.url, pairing=ours.pairing, context=context).handshake()
         assert not isinstance(refused.value, AssertionError)
-        wait_until(lambda: producer.server.connections == (0, 0))
+        wait_until(lambda: producer.connections == (0, 0))
 
 
 def test_a_web_page_cannot_connect() -> None:
@@ -180,7 +180,7 @@ def test_a_full_queue_is_an_answer_with_a_time_and_the_connection_lives_on() -> 
             peer.handshake()
             if peer is not three:
                 peer.start(range(50 + number))
-                wait_until(lambda: sum(producer.device.depth) == number + 1)  # noqa: B023
+                wait_until(lambda: sum(producer.jobs) == number + 1)  # noqa: B023
         three.start(range(60))
         with pytest.raises(CapacityError) as refused:
             three.until(Sealed)
@@ -194,13 +194,29 @@ def test_a_full_queue_is_an_answer_with_a_time_and_the_connection_lives_on() -> 
         assert three.fetch(range(60)) == expected_regions(MIXED, range(60), 0, 16)
 
 
+def test_a_producer_that_stops_says_so_whatever_it_was_doing() -> None:
+    with (
+        running(Synthetic(MIXED, 16)) as producer,
+        Peer(producer.url) as sealed,
+        Peer(producer.url) as ready,
+    ):
+        ready.handshake()
+        sealed.handshake().start(range(50))
+        sealed.until(Sealed)
+        producer.server.stop()
+        for peer in (sealed, ready):
+            with pytest.raises(CapacityError) as told:
+                peer.until(Released)
+            assert told.value.reason == "producer_stopping"
+
+
 def test_cancelling_stops_between_tiles_and_the_next_request_is_fine() -> None:
     source = Gated()
     with running(source) as producer, Peer(producer.url) as peer:
         peer.handshake().start(range(160))
         assert source.reached.wait(5.0)
         peer.withdraw(WITHDRAWN)
-        wait_until(lambda: producer.device.depth == (0, 0))
+        wait_until(lambda: producer.jobs == (0, 0))
         assert (source.withdrawn, source.tiles) == (1, 1)
         source.gate.set()
         assert peer.fetch(range(40)) == expected_regions(MIXED, range(40), 0, 16)
@@ -226,8 +242,8 @@ def test_a_client_that_vanishes_frees_the_device() -> None:
             peer.handshake().start(range(160))
             assert source.reached.wait(5.0)
             peer.socket.socket.shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: producer.device.depth == (0, 0))
-        wait_until(lambda: producer.server.connections == (0, 0))
+        wait_until(lambda: producer.jobs == (0, 0))
+        wait_until(lambda: producer.connections == (0, 0))
         source.gate.set()
         with Peer(producer.url) as peer:
             peer.handshake().fetch(range(20))
@@ -260,7 +276,7 @@ def test_a_peer_that_grants_no_credit_is_given_up() -> None:
             with pytest.raises((BatonError, Closed)):
                 peer.until(Sealed, timeout=5.0)
         wait_until(lambda: producer.pool.used == 0)
-        wait_until(lambda: producer.device.depth == (0, 0))
+        wait_until(lambda: producer.jobs == (0, 0))
 
 
 def test_progress_is_a_sign_of_life_at_least_every_heartbeat() -> None:
@@ -303,14 +319,14 @@ def test_strangers_are_shown_out_and_do_not_keep_the_decoder_out() -> None:
         address = address_of(producer.url)
         silent = [socket.create_connection(address) for _ in range(20)]
         time.sleep(0.05)
-        assert producer.server.connections[1] <= 16
+        assert producer.connections[1] <= 16
         for half_open in silent:
             half_open.settimeout(3.0)
             with contextlib.suppress(ConnectionError):
                 while half_open.recv(4096):
                     pass
             half_open.close()
-        wait_until(lambda: producer.server.connections == (0, 0))
+        wait_until(lambda: producer.connections == (0, 0))
         with Peer(producer.url) as peer:
             peer.handshake().fetch(range(20))
 
@@ -332,7 +348,7 @@ def test_no_more_decoders_than_the_limit() -> None:
                 Peer(producer.url).handshake()
             assert "503" in str(refused.value)
             one.fetch(range(20))
-        wait_until(lambda: producer.server.connections == (0, 0))
+        wait_until(lambda: producer.connections == (0, 0))
         with Peer(producer.url) as two:
             two.handshake().fetch(range(20))
 
@@ -391,7 +407,7 @@ def test_running_out_of_memory_ends_one_request_only() -> None:
         peer.handshake().start(range(50))
         with pytest.raises(CapacityError) as refused:
             peer.until(Sealed)
-        assert (refused.value.reason, refused.value.retry_after_s) == ("memory_exceeded", 3.0)
+        assert (refused.value.reason, refused.value.retry_after_s) == ("capacity_exceeded", 3.0)
         peer.machine.release(time.monotonic())
         peer.flush()
         assert peer.fetch(range(16)) == expected_regions(MIXED, range(16), 0, 16)

@@ -11,58 +11,37 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gb10_producer.config import ProducerConfig, parse
-from gb10_producer.supervisor import Policy, Record, Supervisor
+from gb10_producer.supervisor import Supervisor
 from protocol.errors import EXIT_ENGINE_FAULT
+from protocol.restarts import Policy
 
-QUICK = Policy(first_pause_s=0.01, longest_pause_s=0.02, settled_s=0.5, grace_s=0.3)
-
-
-def test_three_failed_starts_in_a_row_latch_off() -> None:
-    record = Record(Policy(first_pause_s=1.0))
-    assert record.ended(75, False, 0.0) == 1.0
-    assert record.ended(-11, False, 0.0) == 2.0
-    assert record.ended(75, False, 0.0) is None
-
-
-def test_a_start_that_became_ready_is_no_failed_start() -> None:
-    record = Record(Policy(first_pause_s=1.0, settled_s=30.0))
-    record.ended(75, False, 0.0)
-    record.ended(75, False, 0.0)
-    assert record.ended(-9, True, 2.0) == 4.0
-    assert record.ended(75, False, 0.0) == 8.0
-    assert record.ended(-6, True, 31.0) == 1.0, "and one that served forgives the pauses too"
-
-
-def test_dying_soon_after_every_start_latches_in_the_end() -> None:
-    record = Record(Policy(quick_deaths=4))
-    assert [record.ended(-11, True, 1.0) is None for _ in range(4)] == [False] * 3 + [True]
+QUICK = Policy(first_pause_s=0.01, longest_pause_s=0.02, settled_s=5.0, quick_deaths=5)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 78])
-def test_other_exit_statuses_are_the_last_word(status: int) -> None:
-    assert Record(Policy()).ended(status, True, 100.0) is None
+def test_other_exit_statuses_are_the_last_word(tmp_path: Path, status: int) -> None:
+    child = f"""
+        print("ready ws://127.0.0.1:4711", flush=True)
+        sys.exit({status})
+    """
+    supervisor, log = supervised(tmp_path, child)
+    assert supervisor.run() == status
+    assert len(starts(log)) == 1
 
 
-@given(st.lists(st.tuples(st.sampled_from([75, -6, -9, -11]), st.booleans(), st.floats(0, 100))))
-def test_pauses_are_bounded_and_only_a_row_of_faults_latches(
-    ends: list[tuple[int, bool, float]],
+def test_dying_soon_after_every_start_latches_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    policy = Policy()
-    record = Record(policy)
-    failed = deaths = 0
-    for status, ready, served in ends:
-        pause = record.ended(status, ready, served)
-        failed = 0 if ready else failed + 1
-        deaths = 1 if ready and served >= policy.settled_s else deaths + 1
-        if failed == policy.failed_starts or deaths == policy.quick_deaths:
-            assert pause is None
-            return
-        assert pause is not None
-        assert 0 < pause <= policy.longest_pause_s
+    child = """
+        print("ready ws://127.0.0.1:4711", flush=True)
+        sys.exit(75)
+    """
+    supervisor, log = supervised(tmp_path, child)
+    assert supervisor.run() == EXIT_ENGINE_FAULT
+    assert len(starts(log)) == QUICK.quick_deaths
+    assert "producer_latched_off" in capfd.readouterr().err
 
 
 def supervised(tmp_path: Path, child: str, **config: object) -> tuple[Supervisor, Path]:
@@ -75,7 +54,7 @@ def supervised(tmp_path: Path, child: str, **config: object) -> tuple[Supervisor
     def command(config: ProducerConfig) -> list[str]:
         return [sys.executable, "-c", text, " ".join(config.arguments())]
 
-    return Supervisor(known, policy=QUICK, command=command), log
+    return Supervisor(known, policy=QUICK, grace_s=0.3, command=command), log
 
 
 def starts(log: Path) -> list[str]:
@@ -137,7 +116,7 @@ from gb10_producer.supervisor import Policy, Supervisor
 child = sys.argv[1]
 supervisor = Supervisor(
     ProducerConfig(synthetic="muse-glimmer", port=0),
-    policy=Policy(grace_s=0.5),
+    grace_s=0.5,
     command=lambda config: [sys.executable, "-c", child, *config.arguments()],
 )
 sys.exit(supervisor.run())

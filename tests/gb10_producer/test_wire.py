@@ -222,7 +222,7 @@ def producer_url() -> Iterator[str]:
     timing = Timing(handshake_s=0.5, heartbeat_s=0.3)
     with running(Synthetic(MIXED, 16), timing=timing) as producer:
         yield producer.url
-        wait_until(lambda: producer.server.connections == (0, 0))
+        wait_until(lambda: producer.connections == (0, 0))
         with Peer(producer.url) as peer:
             peer.handshake().fetch(range(20))
 

@@ -8,14 +8,13 @@ import msgspec
 import pytest
 
 from mac_decoder.config import (
-    EXIT_CONFIG,
     DecoderConfig,
     check,
     config_from,
-    is_loopback,
     read_key,
 )
-from protocol.errors import ConfigError
+from mac_decoder.endpoint import listen
+from protocol.errors import EXIT_CONFIG, ConfigError
 
 KEY = bytes(range(32))
 
@@ -36,6 +35,7 @@ def test_defaults_serve_this_machine_alone():
 def test_every_option_arrives(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first-key-of-all-of-them\n\n  second-key-of-all-of-them \n")
+    keys.chmod(0o600)
     text = (
         "--model m --served-name n --host 0.0.0.0 --port 1 --producer wss://box:9 "
         "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
@@ -106,6 +106,14 @@ def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
         ({"lane": "remote"}, "lane_needs_producer"),
         ({"producer": "http://box:1"}, "producer_url_invalid"),
         ({"producer": "wss://"}, "producer_url_invalid"),
+        ({"producer": "wss://:7431", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://box:x", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://box:70000", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://box:0", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://a..b:1", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": f"wss://{'a' * 64}:1", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://a\0b:1", "pairing": "p"}, "producer_url_invalid"),
+        ({"producer": "wss://[::1:1", "pairing": "p"}, "producer_url_invalid"),
         ({"producer": "ws://box:1", "key": KEY}, "producer_needs_tls"),
         ({"producer": "ws://10.0.0.2:1", "pairing": "p"}, "producer_needs_tls"),
         ({"producer": "ws://127.0.0.1:1", "pairing": "p"}, "producer_needs_tls"),
@@ -145,20 +153,43 @@ def test_what_can_be_served(changes):
 def test_a_file_of_keys_must_hold_keys(tmp_path, content):
     path = tmp_path / "keys"
     path.write_text(content)
+    path.chmod(0o600)
     with pytest.raises(ConfigError) as caught:
         config_from(["--model", "m", "--api-keys-file", str(path)])
     assert caught.value.reason == "api_keys_invalid"
+
+
+def test_a_file_of_keys_that_others_may_read_is_refused(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("a-key-that-is-long-enough\n")
+    path.chmod(0o640)
+    with pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--api-keys-file", str(path)])
+    assert caught.value.reason == "api_keys_exposed"
+    assert "chmod 600" in str(caught.value.hint)
+
+
+def test_a_file_of_keys_is_never_read_in_part(tmp_path):
+    path = tmp_path / "keys"
+    keys = [f"key-number-{number:06d}-of-many" for number in range(4000)]
+    path.write_text("\n".join(keys))
+    path.chmod(0o600)
+    with pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--api-keys-file", str(path)])
+    assert caught.value.reason == "api_keys_invalid"
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "a\0b"])
+def test_a_host_that_is_no_name_cannot_be_listened_to(host):
+    with pytest.raises(ConfigError) as caught:
+        listen(DecoderConfig(model="m", host=host, port=0))
+    assert caught.value.reason == "host_unknown"
 
 
 def test_a_missing_file_of_keys():
     with pytest.raises(ConfigError) as caught:
         config_from(["--model", "m", "--api-keys-file", "nowhere"])
     assert caught.value.reason == "api_keys_invalid"
-
-
-def test_loopback_is_judged_by_address():
-    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "LOCALHOST")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "example.com", "127.0.0.1.nip.io")))
 
 
 def test_the_exit_status_is_sysexits():

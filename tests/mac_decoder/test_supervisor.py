@@ -67,16 +67,16 @@ if not channel.recv(1):
 
 PROGRAM = """
 import sys
-from mac_decoder import restarts, supervisor
+from mac_decoder import supervisor
 from mac_decoder.config import DecoderConfig
 from mac_decoder.reporting import start_logging
+from protocol.restarts import Policy
 
 start_logging("info")
-restarts._FIRST_PAUSE_S = 0.2
 supervisor._GRACE_S = 0.5
 config = DecoderConfig(model="m", port=0, state_dir=sys.argv[1], key=bytes(32))
 command = (sys.executable, sys.argv[1] + "/child.py")
-sys.exit(supervisor.run(config, command))
+sys.exit(supervisor.run(config, command, Policy(first_pause_s=0.2, quick_deaths=5)))
 """
 
 
@@ -219,7 +219,23 @@ def test_a_request_with_a_body_gets_its_answer_while_the_child_is_down(supervise
     assert answer.json()["error"]["type"] == "server_error"
 
 
-def test_three_faults_in_a_row_latch_it_off(supervised):
+def test_children_that_were_ready_have_not_failed_to_start(supervised):
+    running = supervised("serve")
+    for number in range(4):
+        running.await_ready()
+        assert len(running.starts()) == number + 1
+        running.get("/fault")
+    running.await_ready()
+    assert running.get("/ready").status_code == 200
+    assert [start[1:] for start in running.starts()[1:]] == [
+        [str(number), "exit 75"] for number in range(1, 5)
+    ]
+    running.get("/fault")
+    running.until(lambda: running.get("/health").json()["state"] == "latched", 20)
+    assert running.stop() == 75
+
+
+def test_three_failed_starts_in_a_row_latch_it_off(supervised):
     running = supervised("exit75")
     port_of(running)
     running.until(lambda: running.get("/health").json()["state"] == "latched", 20)

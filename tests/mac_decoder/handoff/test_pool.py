@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
+import pytest
+
 from mac_decoder.handoff import pool as module
+from mac_decoder.handoff import transport
+from protocol.errors import BatonError, TransferError
 from protocol.handoff import Committed
 from tests.mac_decoder.handoff.producer import LAYOUT, Memory
 from tests.mac_decoder.handoff.test_client import END, TOKENS, wait_until
@@ -64,3 +69,48 @@ def test_nobody_waits_for_ever_when_all_connections_are_taken(producer, make_lin
     thread.join(5)
     assert done.is_set()
     assert producer.connections == 1
+
+
+def test_a_name_server_that_hangs_costs_no_more_than_the_deadline(make_link, monkeypatch):
+    released = threading.Event()
+
+    def hanging(*_: object, **options: object) -> list:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not a number")
+        released.wait(20)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(transport.socket, "getaddrinfo", hanging)
+    started = time.monotonic()
+    with pytest.raises(TransferError) as caught:
+        transport.connect("box.example", 1, tls=None, deadline=started + 0.3, stopped=lambda: False)
+    assert caught.value.reason == "connect_timeout"
+    with pytest.raises(TransferError) as caught:
+        transport.connect("box.example", 1, tls=None, deadline=started + 60, stopped=lambda: True)
+    assert caught.value.reason == "link_closed"
+    assert time.monotonic() - started < 2.0
+    released.set()
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b", "a\0b"])
+def test_a_host_that_is_no_name_is_unreachable(host):
+    with pytest.raises(TransferError) as caught:
+        transport.connect(host, 1, tls=None, deadline=time.monotonic() + 2, stopped=lambda: False)
+    assert caught.value.reason == "producer_unreachable"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_link_whose_thread_dies_is_refused_with_a_reason(producer, link, monkeypatch):
+    wait_until(lambda: link.state.ready)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of the link")
+
+    monkeypatch.setattr(link._pool, "_look_after", broken)
+    link._pool._wake()
+    wait_until(lambda: link.state.name == "refused", 5.0)
+    assert link.state.reason == "link_broken"
+    with pytest.raises(BatonError) as caught:
+        link.fetch(TOKENS, Memory(LAYOUT, 0, END))
+    assert caught.value.reason == "link_broken"
+    assert not link._pool._parked
