@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from protocol.architectures import resolve
+from protocol.checkpoint import read_checkpoint, read_config
 from protocol.errors import ConfigError
 
 CheckpointDtype = Literal["float32", "bfloat16", "float16"]
@@ -107,13 +108,18 @@ def quantise(source: Path, to: Path, bits: int) -> None:
     """Write the checkpoint in ``source`` into ``to``, weights quantised to ``bits`` by MLX.
 
     The config keeps its words; only the ``quantization`` entries are added. Norms, scales and
-    with them the KV cache keep the dtype of ``source``.
+    with them the KV cache keep the dtype of ``source``. Tensors are those that the decoder
+    computes with. Raises ConfigError, before anything is written, as ``load_network`` does,
+    and ``architecture_unsupported`` where MLX's form of the model could not be read back.
     """
-    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+    from mlx_lm.utils import quantize_model, save_config, save_model
 
-    config = json.loads((source / "config.json").read_text())
-    overrides = resolve(config).mlx_overrides(config)
-    model, _ = load_model(source, lazy=True, model_config=overrides)
+    from mac_decoder.engine.model import load_network, stored_shapes
+
+    checkpoint = read_checkpoint(source)
+    config = read_config(source)
+    model, _ = load_network(checkpoint, lazy=True)
+    checkpoint.architecture.refuse_tensors(checkpoint.config, stored_shapes(model))
     with contextlib.redirect_stdout(sys.stderr):  # mlx_lm prints; stdout may be JSON
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
     save_model(to, model, donate_model=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 import psutil
+from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
@@ -55,7 +56,7 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
     ``tokenizer_unloadable``.
     """
     _check_memory(checkpoint)
-    model, config = _load_model(checkpoint)
+    model, config = load_network(checkpoint)
     if cast:
         model.set_dtype(mlx_dtype(checkpoint.dtype))
     _check_layout(model, checkpoint.layout)
@@ -80,7 +81,12 @@ def _check_memory(checkpoint: Checkpoint) -> None:
         )
 
 
-def _load_model(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
+def load_network(checkpoint: Checkpoint, *, lazy: bool = False) -> tuple[Any, dict[str, Any]]:
+    """mlx-lm's model with the checkpoint's weights, and the configuration that it was told.
+
+    With ``lazy`` weights are read when they are first used. Raises ``ConfigError``
+    (``model_unloadable``).
+    """
     architecture = checkpoint.architecture
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
@@ -90,6 +96,7 @@ def _load_model(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
     try:
         return load_model(
             checkpoint.path,
+            lazy=lazy,
             model_config=architecture.mlx_overrides(checkpoint.config),
             get_model_classes=classes,
         )
@@ -101,6 +108,11 @@ def _load_model(checkpoint: Checkpoint) -> tuple[Any, dict[str, Any]]:
             field="model_type",
             found=architecture.name,
         ) from error
+
+
+def stored_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that mlx-lm writes when it saves ``model``."""
+    return {name: tuple(tensor.shape) for name, tensor in tree_flatten(model.parameters())}
 
 
 def _load_tokenizer(checkpoint: Checkpoint, ends: Any) -> TokenizerWrapper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from typer.testing import CliRunner
 
 from app.cli import app
 from app.probe import Agreement, layer_errors, require_agreement
+from mac_decoder.engine.model import load
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import ConfigError
 from protocol.layout import FullLayer, Layout
+from tests.tiny_models import NAMES, REFUSED
 
 
 def invoke(*arguments: str) -> str:
@@ -49,6 +52,46 @@ def test_a_quantised_checkpoint_reads_the_same_on_both_sides(
     config = json.loads((made / "config.json").read_text())
     original = json.loads((Path(source) / "config.json").read_text())
     assert {name: config[name] for name in original} == original
+
+
+QUICK = ("gpt_oss", "muse_glimmer", "falcon_h1")
+"""One with experts to split, one with tensors to leave out, one whose file could not be read."""
+
+
+CARRIED = [name for name in NAMES if name not in (*REFUSED, "falcon_h1_multipliers")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in CARRIED],
+)
+def test_what_the_decoder_can_load_can_be_quantised(checkpoint, tmp_path: Path, name: str) -> None:
+    made = tmp_path / "made"
+    source = str(checkpoint(name, "bfloat16"))
+    arguments = ["--to", str(made), "--quantize", "8", "--no-probe", "--json"]
+    assert json.loads(invoke("model", "import", source, *arguments))["model"]["quantisation"] == 8
+    found = read_checkpoint(made)
+    assert found.layout == read_checkpoint(Path(source)).layout
+    assert load(found).layout == found.layout
+
+
+def test_what_could_not_be_read_back_is_not_written(checkpoint, tmp_path: Path) -> None:
+    source, made = str(checkpoint("falcon_h1_multipliers")), tmp_path / "made"
+    arguments = ["model", "import", source, "--to", str(made), "--quantize", "8", "--no-probe"]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert refused.value.reason == "architecture_unsupported"
+    assert not made.exists()
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(checkpoint, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(checkpoint("llama"), tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_size": 96}))
+    arguments = ["model", "import", str(source), "--to", str(tmp_path / "made"), "--quantize", "8"]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert refused.value.reason == "model_unloadable"
 
 
 def test_a_cast_changes_the_caches_dtype(checkpoint, tmp_path: Path) -> None:
