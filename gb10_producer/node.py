@@ -30,6 +30,7 @@ from gb10_producer.prefill import Prefiller, Rows, State
 from gb10_producer.server import Server, bind, url_of
 from gb10_producer.throttle import Throttle
 from gb10_producer.trust import Trust, require_trust_for, trust_from_file, trust_from_key_pipe
+from protocol import releases
 from protocol.errors import (
     EXIT_CONFIG,
     EXIT_ENGINE_FAULT,
@@ -162,6 +163,8 @@ def _source(config: ProducerConfig) -> Source:
 
 
 def _model_source(config: ProducerConfig, model: Path) -> Source:
+    for remark in releases.require_measured(releases.installed(releases.PRODUCER)):
+        log.warning("another release", extra={"remark": remark})
     from protocol.architectures import text_config
     from protocol.checkpoint import read_checkpoint
 

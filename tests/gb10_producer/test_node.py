@@ -27,6 +27,7 @@ from gb10_producer.prefill import Rows
 from gb10_producer.server import bind
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.trust import load_record, make_pairing, make_records, server_context
+from protocol import releases
 from protocol.errors import (
     EXIT_CONFIG,
     EXIT_ENGINE_FAULT,
@@ -272,6 +273,16 @@ def test_a_pairing_file_without_end_is_not_read_to_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_record(path, "producer")
     assert caught.value.reason == "pairing_unreadable"
+
+
+def test_a_release_that_was_not_measured_is_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(releases, "installed", lambda names: {"torch": "1.0"})
+    config = parse(["--model", "nowhere", "--key-fd", "3"]).config
+    with pytest.raises(ConfigError) as caught:
+        node._model_source(config, Path("nowhere"))
+    assert caught.value.reason == "release_not_measured"
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "a\0b"])

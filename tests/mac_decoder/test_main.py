@@ -1,0 +1,23 @@
+"""What the command refuses before it starts a child."""
+
+from __future__ import annotations
+
+import pytest
+
+from mac_decoder.__main__ import look_ahead
+from mac_decoder.config import DecoderConfig
+from protocol import releases
+from protocol.errors import ConfigError
+
+
+def test_a_release_that_was_not_measured_is_refused_first(monkeypatch):
+    monkeypatch.setattr(releases, "installed", lambda names: {"mlx-lm": "0.33.0"})
+    with pytest.raises(ConfigError) as caught:
+        look_ahead(DecoderConfig(model="nowhere"))
+    assert caught.value.reason == "release_not_measured"
+
+
+def test_another_patch_release_is_told_of_and_served(monkeypatch, checkpoint, caplog):
+    monkeypatch.setattr(releases, "installed", lambda names: {"mlx-lm": "0.32.99"})
+    look_ahead(DecoderConfig(model=str(checkpoint("llama"))))
+    assert "0.32.99" in caplog.text
