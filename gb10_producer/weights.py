@@ -172,7 +172,7 @@ class _Reader:
 
         def read() -> torch.Tensor:
             parts = [self._handles[name].get_tensor(name) for name in names]
-            return dequantise(*parts, packing, self._dtype)
+            return dequantise(parts[0], parts[1], parts[2], packing, self._dtype)
 
         return _Stored((*words[:-1], values), "packed", read)
 

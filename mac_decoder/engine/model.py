@@ -112,7 +112,8 @@ def load_network(checkpoint: Checkpoint, *, lazy: bool = False) -> tuple[Any, di
 
 def stored_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that mlx-lm writes when it saves ``model``."""
-    return {name: tuple(tensor.shape) for name, tensor in tree_flatten(model.parameters())}
+    flat: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    return {name: tuple(tensor.shape) for name, tensor in flat.items()}
 
 
 def _load_tokenizer(checkpoint: Checkpoint, ends: Any) -> TokenizerWrapper:

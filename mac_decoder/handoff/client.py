@@ -156,13 +156,13 @@ class ProducerLink:
             )
             sealed, measured = Transfer(connection, shadow, order).run()
             received = self._received(connection, sealed, measured, waited)
+            return received
         finally:
             self._pool.put_back(connection)
             if received is None:
                 # Whatever was sealed nobody will end otherwise; nothing happens if nothing was.
                 failed = Cancelled("this side failed")
                 self._pool.finish(connection, connection.generation, failed)
-        return received
 
     def _received(
         self, connection: Connection, sealed: Sealed, measured: Measured, waited: float
