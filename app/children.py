@@ -6,6 +6,7 @@ process ends. Secrets go through inherited pipes, never through arguments or env
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,17 +44,30 @@ class Child:
         """
         self._ready.wait(timeout_s)
         if not self.url:
-            said = "\n".join(self.log).strip()
-            raise ConfigError(
-                f"the {self.name} did not start",
-                reason="child_failed",
-                field=self.name,
-                found="it ended"
-                if self.process.poll() is not None
-                else f"silent {timeout_s:.0f} s",
-                hint=said or None,
-            )
+            # Its end of stdout is seen a moment before its status and its last words.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+                for reader in self._readers:
+                    reader.join(1.0)
+            ended = self.process.poll() is not None
+            found = "it ended" if ended else f"not ready after {timeout_s:.0f} s"
+            raise self._failed("did not start", found)
         return self.url
+
+    def require_running(self) -> None:
+        """Raise ConfigError ``child_failed`` with the child's last words once it has ended."""
+        status = self.process.poll()
+        if status is not None:
+            raise self._failed("ended", f"exit {status}")
+
+    def _failed(self, what: str, found: str) -> ConfigError:
+        return ConfigError(
+            f"the {self.name} {what}",
+            reason="child_failed",
+            field=self.name,
+            found=found,
+            hint="\n".join(self.log).strip() or None,
+        )
 
     def end(self) -> None:
         """End the child and everything it started; returns when it is gone."""

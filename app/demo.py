@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -17,7 +17,7 @@ from rich.table import Table
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
 from app.halves import require
-from app.loopback import loopback
+from app.loopback import Loopback, loopback
 from app.terminal import err, human_bytes, out, print_json, progress
 from protocol.errors import ConfigError
 
@@ -55,7 +55,7 @@ def demo(
         else:
             out.print(_table(remote, local))
         if serve:
-            _keep(pair.url, pair.producer.url)
+            _keep(pair)
 
 
 def summary(remote: Answer, local: Answer | None) -> dict[str, Any]:
@@ -166,10 +166,16 @@ def _phase(answer: Answer, name: str) -> str:
     return "" if found is None else f"{found:,.0f} ms"
 
 
-def _keep(url: str, producer: str) -> None:
-    """Keep both processes running until the user interrupts."""
-    err.print(f"OpenAI endpoint  [bold]{url}/v1[/]   producer  {producer}   (Ctrl-C ends both)")
+def _keep(pair: Loopback) -> None:
+    """Keep both processes running until the user interrupts, or one of them ends."""
     try:
-        signal.pause()
+        err.print(
+            f"OpenAI endpoint  [bold]{pair.url}/v1[/]   producer  {pair.producer.url}"
+            "   (Ctrl-C ends both)"
+        )
+        while True:
+            for child in (pair.producer, pair.decoder):
+                child.require_running()
+            time.sleep(0.5)
     except KeyboardInterrupt:
         err.print("ended")
