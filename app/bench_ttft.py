@@ -21,6 +21,7 @@ from app.demo_model import ensure
 from app.halves import require
 from app.loopback import Loopback, loopback
 from app.terminal import err, out, print_json
+from protocol.errors import TransferError
 
 RATIO_BAR = 1 / 8
 THROTTLED_BAR = 1.25
@@ -103,7 +104,20 @@ def _ask(pair: Loopback, text: str, label: str, lane: str) -> Answer:
     """One short answer. The label comes first, so that nothing held elsewhere is shared."""
     content = f"({label})\n\n{text}\n\nSummarise this in one sentence."
     name, messages = served_model(pair.url), ({"role": "user", "content": content},)
-    return ask(pair.url, Question(name, messages, 8, lane))
+    return of_lane(ask(pair.url, Question(name, messages, 8, lane)), lane)
+
+
+def of_lane(answer: Answer, lane: str) -> Answer:
+    """``answer``, if its prompt took the lane that is measured; else TransferError."""
+    source = answer.baton.get("source")
+    if source != lane:
+        raise TransferError(
+            "an answer took another lane than the one that is measured",
+            reason="lane_differs",
+            found=source,
+            expected=lane,
+        )
+    return answer
 
 
 def _rate_as_slow_as_compute(answers: Sequence[Answer]) -> float:

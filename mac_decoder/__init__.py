@@ -1,1 +1,1 @@
-"""The decoder: OpenAI endpoint, MLX, sessions and tiers, on the Mac."""
+"""The decoder: OpenAI endpoint, MLX and the link to a producer, on the Mac."""

@@ -24,7 +24,8 @@ from typing import Final
 import uvicorn
 
 from mac_decoder import control, endpoint
-from mac_decoder.api.app import create_app
+from mac_decoder.api.app import create_app, server_config
+from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.config import DecoderConfig
 from mac_decoder.engine import model
@@ -113,17 +114,21 @@ class _Node:
             checkpoint = await asyncio.to_thread(self._read_checkpoint)
         except Cancelled:
             return EXIT_OK
-        link = self._make_link(checkpoint)
+        # In a thread: another process may hold the state directory's lock for a while.
+        link = await asyncio.to_thread(self._make_link, checkpoint)
         engine = Engine(partial(model.load, checkpoint), self._engine_settings(), link)
-        server = _Server(self._server_config(engine, checkpoint))
+        service = self._service(engine, checkpoint)
+        server = _Server(server_config(create_app(service), _DRAIN_S))
         try:
-            return await self._serve(engine, server, link)
+            return await self._serve(engine, service, server, link)
         finally:
             if link is not None:
                 await asyncio.to_thread(link.close)
             log.info("stopped")
 
-    async def _serve(self, engine: Engine, server: _Server, link: ProducerLink | None) -> int:
+    async def _serve(
+        self, engine: Engine, service: Service, server: _Server, link: ProducerLink | None
+    ) -> int:
         serving = asyncio.create_task(server.serve(sockets=[self._listening]))
         stopping = asyncio.create_task(self._stopping.wait())
         tasks = [serving, stopping]
@@ -132,7 +137,7 @@ class _Node:
             while not server.started and not serving.done():
                 await asyncio.sleep(0.01)
             await self._take_the_port()
-            tasks.append(starting := asyncio.create_task(engine.start()))
+            tasks.append(starting := asyncio.create_task(self._start(engine, service)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
                 return EXIT_OK
@@ -154,6 +159,11 @@ class _Node:
             await serving
             for task in tasks[1:]:
                 task.cancel()
+
+    async def _start(self, engine: Engine, service: Service) -> None:
+        """Load the model, and read what the first request would otherwise wait for."""
+        await engine.start()
+        await service.warm()
 
     def _cut_short(self, status: int) -> None:
         """End the process with ``status`` if the stop that begins now hangs."""
@@ -221,13 +231,13 @@ class _Node:
             remote_threshold=config.remote_threshold,
         )
 
-    def _server_config(self, engine: Engine, checkpoint: Checkpoint) -> uvicorn.Config:
+    def _service(self, engine: Engine, checkpoint: Checkpoint) -> Service:
         config = self._config
         own = () if is_loopback(config.host) else (config.host,)
-        app = create_app(
+        return Service(
             engine,
-            served_name=config.served_name or checkpoint.name,
-            settings=ApiSettings(
+            config.served_name or checkpoint.name,
+            ApiSettings(
                 hosts=(*config.hosts, *own),
                 origins=config.origins,
                 api_keys=config.api_keys,
@@ -235,15 +245,6 @@ class _Node:
                 default_temperature=config.default_temperature,
                 lane=config.lane,
             ),
-        )
-        return uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=_DRAIN_S,
         )
 
     # The world outside

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
+import uvicorn
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,32 +15,20 @@ from mac_decoder.api import chat, completions, models, ops
 from mac_decoder.api.errors import Backstop, error_response, internal_error
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
 from mac_decoder.api.service import Record, Service
-from mac_decoder.api.settings import ApiSettings
-from mac_decoder.engine.facade import Engine
 from protocol.errors import BatonError, RequestError
 
 Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
 
 
-def create_app(engine: Engine, *, served_name: str, settings: ApiSettings | None = None) -> ASGIApp:
-    """The endpoint over ``engine``, which need not have started: until it is ready, requests
-    are a 503 and ``/ready`` says so.
+def create_app(service: Service) -> ASGIApp:
+    """The endpoint of ``service``, whose engine need not have started: until it is ready,
+    requests are a 503 and ``/ready`` says so.
 
-    ``served_name`` is what clients call the model. The layers, outermost first: backstop
-    (bugs), host and origin, API keys, requests in hand, body length.
+    The layers, outermost first: backstop (bugs), host and origin, API keys, requests in hand,
+    body length.
     """
-    settings = settings or ApiSettings()
-    service = Service(engine, served_name, settings)
-
-    @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(service.warm())
-        yield
-        warming.cancel()
-
-    app = FastAPI(
-        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=life
-    )
+    settings = service.settings
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(_generating(service))
     app.include_router(models.router(service))
     app.include_router(ops.router(service))
@@ -51,6 +38,22 @@ def create_app(engine: Engine, *, served_name: str, settings: ApiSettings | None
     limited = RequestLimit(BodyLimit(app, settings.max_body_bytes), settings.max_requests)
     keyed = KeyGuard(limited, settings.api_keys)
     return Backstop(HostGuard(keyed, settings.hosts, settings.origins))
+
+
+def server_config(app: ASGIApp, drain_s: int = 3) -> uvicorn.Config:
+    """How ``app`` is served; answers may go on for ``drain_s`` once the server is to stop.
+
+    There is no lifespan: whoever starts the engine also warms the service.
+    """
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=drain_s,
+    )
 
 
 def _generating(service: Service) -> APIRouter:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from mac_decoder.api.choice import CallMarks, Choice, Delta
 from mac_decoder.api.generation import generation, require_choices, wish
 from mac_decoder.api.logprobs import chat_entry
-from mac_decoder.api.schemas import ChatMessage, ChatRequest, Part, ignored_parameters, parse
+from mac_decoder.api.schemas import ChatMessage, ChatRequest, Part, ignored_parameters, parsed
 from mac_decoder.api.service import Record, Service
 from mac_decoder.api.stream import Answer, Answered, Job
 from mac_decoder.api.tools import Parser, ToolCall, ToolPlan, opening, plan_tools
@@ -41,7 +41,7 @@ _TEMPLATE_RESERVED = frozenset(
 
 async def answer(service: Service, record: Record, body: bytes) -> Answer:
     """Check a request, render its conversation, and return the response that will run it."""
-    request = parse(ChatRequest, body)
+    request = await parsed(ChatRequest, body)
     record.streamed = request.streamed
     service.require_model(request.model)
     _refuse_formats(request)

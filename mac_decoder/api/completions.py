@@ -9,7 +9,7 @@ from typing import Any
 from mac_decoder.api.choice import Choice, Delta
 from mac_decoder.api.generation import generation, require_choices, wish
 from mac_decoder.api.logprobs import text_logprobs
-from mac_decoder.api.schemas import TextRequest, ignored_parameters, parse
+from mac_decoder.api.schemas import TextRequest, ignored_parameters, parsed
 from mac_decoder.api.service import Record, Service
 from mac_decoder.api.stream import Answer, Answered, Job
 from mac_decoder.engine.text import TokenText
@@ -21,12 +21,12 @@ DEFAULT_MAX_TOKENS = 16
 
 async def answer(service: Service, record: Record, body: bytes) -> Answer:
     """Check a request, encode its prompts, and return the response that will run it."""
-    request = parse(TextRequest, body)
+    request = await parsed(TextRequest, body)
     record.streamed = request.streamed
     service.require_model(request.model)
     texts = await service.text()
     wished = wish(service, request, request.logprobs)
-    prompts = _prompts(request)
+    prompts = request.prompts
     require_choices(service, wished.choices, "n")
     require_choices(service, wished.choices * len(prompts), "prompt")
     jobs: list[Job] = []
@@ -54,6 +54,7 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
 async def _tokens(service: Service, prompt: str | list[int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return await service.engine.encode(prompt)
+    service.room_for(len(prompt), "prompt")
     if max(prompt) >= service.loaded.vocabulary:
         raise RequestError(
             "a token id is not in the model's vocabulary",
@@ -115,13 +116,3 @@ class TextForm:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-
-
-def _prompts(request: TextRequest) -> list[str | list[int]]:
-    """The prompts of a request, which may be one or several, as text or as tokens."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [[token for token in prompt if isinstance(token, int)]]
-    return [one for one in prompt if isinstance(one, (str, list))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -22,6 +23,10 @@ from protocol.errors import BatonError, CapacityError, RequestError
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 WEBSOCKET_POLICY_VIOLATION = 1008
+
+_HEADER_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_MOST_HEADERS = 64
+_USUAL_HEADERS = ("authorization", "content-type")
 
 _LENGTH_DIGITS = 18
 """A Content-Length of more digits is too long, whatever the limit; it is not even parsed."""
@@ -69,7 +74,8 @@ class HostGuard:
         if invited is None or scope["type"] == "websocket":
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS":
-            await _preflight(invited)(scope, receive, send)
+            asked = _values(scope, b"access-control-request-headers")
+            await _preflight(invited, asked)(scope, receive, send)
         else:
             await self._app(scope, receive, _readable(send, invited))
 
@@ -100,16 +106,22 @@ def _plain_origin(origin: str) -> str:
     return origin.lower().rstrip("/")
 
 
-def _preflight(origin: str) -> Response:
-    """The answer to a browser that asks what a page of an allowed origin may send."""
+def _preflight(origin: str, asked: Iterable[str]) -> Response:
+    """The answer to a browser that asks what a page of an allowed origin may send.
+
+    Whatever headers it asks for: OpenAI's own client sends a dozen (``X-Stainless-*``), and
+    none here does more than those that any page of that origin may send.
+    """
+    named = [name.strip().lower() for line in asked for name in line.split(",")]
+    allowed = [name for name in named if _HEADER_NAME.fullmatch(name)][:_MOST_HEADERS]
     return Response(
         status_code=204,
         headers={
             "access-control-allow-origin": origin,
             "access-control-allow-methods": "GET, POST",
-            "access-control-allow-headers": "authorization, content-type",
+            "access-control-allow-headers": ", ".join(allowed or _USUAL_HEADERS),
             "access-control-max-age": "600",
-            "vary": "origin",
+            "vary": "origin, access-control-request-headers",
         },
     )
 

@@ -7,10 +7,14 @@ extensions; it is named in the answer's ``baton.ignored``, so that a typing erro
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
 
 from mac_decoder.engine.events import MAX_TOP_LOGPROBS, Lane
 from protocol.errors import RequestError
@@ -19,6 +23,19 @@ MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024
 MAX_TOOLS = 512
 MAX_COMPLETION_LOGPROBS = 5
+MAX_BIASES = 300
+"""OpenAI's limit."""
+MAX_MESSAGES = 1 << 14
+"""Messages, parts of them and calls in them, together."""
+MAX_CONTAINERS = 1 << 17
+"""Lists and objects in a body. Millions of them keep the garbage collector busy for seconds."""
+MAX_VARIABLES = 64
+MAX_TOKEN = 1 << 32
+MAX_PROMPTS = 2048
+"""OpenAI's limit; how many a server takes at once is in its settings."""
+
+THREAD_BYTES = 1 << 16
+"""Longer bodies are read in a thread, so that streams of others go on."""
 _INT64 = 1 << 63
 
 # One wrong item of a list is reported, not a million of them.
@@ -26,8 +43,6 @@ Items = Field(fail_fast=True)
 
 ShortText = Annotated[str, StringConstraints(max_length=128)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
-TokenIds = Annotated[list[TokenId], Items, Field(min_length=1)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 
@@ -180,22 +195,26 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: ShortText | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
 
 
 class TextRequest(_Request):
     """The body of ``POST /v1/completions``."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Items, Field(min_length=1)]
-        | Annotated[list[TokenIds], Items, Field(min_length=1)]
-    )
+    # Text, token ids, or a list of either; checked by ``prompts``, since millions of ids are
+    # too many for a model's validators.
+    prompt: Any
     logprobs: Annotated[int, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, one or several, as texts or as token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
 R = TypeVar("R", bound=_Request)
@@ -247,12 +266,28 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 """Parameters of which only what is the case anyway is accepted."""
 
 
+async def parsed(model: type[R], body: bytes) -> R:
+    """:func:`parse`, in a thread where it takes a while."""
+    if len(body) <= THREAD_BYTES:
+        return parse(model, body)
+    return await asyncio.to_thread(parse, model, body)
+
+
 def parse(model: type[R], body: bytes) -> R:
     """``body`` as a request, or a ``RequestError`` that names the parameter at fault."""
+    _require_few_containers(body)
     try:
-        request = model.model_validate_json(body)
+        given = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        raise RequestError("the body is not valid JSON", reason="invalid_json") from None
+    if isinstance(given, dict):
+        _require_few(given)
+    try:
+        request = model.model_validate(given)
     except ValidationError as error:
         raise _explained(error) from None
+    if isinstance(request, TextRequest):
+        _require_prompt(request.prompt)
     extra = request.model_extra or {}
     for name, (reason, sentence) in REFUSED.items():
         value = extra.get(name, getattr(request, name, None))
@@ -270,10 +305,81 @@ def parse(model: type[R], body: bytes) -> R:
     return request
 
 
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A JSON string, or what began as one. It never goes back, so that its time is linear."""
+
+
+def _require_few_containers(body: bytes) -> None:
+    """Refuse a body with too many lists and objects before any of them is made."""
+    if _containers(body) > MAX_CONTAINERS and _containers(_STRING.sub(b"", body)) > MAX_CONTAINERS:
+        raise RequestError(
+            f"the body has more than {MAX_CONTAINERS} lists and objects", reason="invalid_value"
+        )
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _require_few(given: dict[str, Any]) -> None:
+    """Refuse counts that validation would take long over; it checks what is left."""
+    biases, messages = given.get("logit_bias"), given.get("messages")
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise _too_many("logit_bias", MAX_BIASES)
+    if not isinstance(messages, list):
+        return
+    count = len(messages)
+    if count <= MAX_MESSAGES:
+        inner = (message for message in messages if isinstance(message, dict))
+        lists = ((message.get("content"), message.get("tool_calls")) for message in inner)
+        count += sum(len(one) for pair in lists for one in pair if isinstance(one, list))
+    if count > MAX_MESSAGES:
+        raise _too_many("messages", MAX_MESSAGES)
+
+
+def _require_prompt(prompt: Any) -> None:
+    """Refuse what is neither text, nor token ids, nor a list of one of them; in C's loops."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list):
+        raise RequestError("prompt: neither text nor a list", reason="invalid_type", field="prompt")
+    if not prompt:
+        raise RequestError("prompt: an empty list", reason="invalid_value", field="prompt")
+    if type(prompt[0]) is not list:
+        if set(map(type, prompt)) == {str}:
+            return
+        _require_ids(prompt)
+        return
+    if len(prompt) > MAX_PROMPTS:
+        raise _too_many("prompt", MAX_PROMPTS)
+    for ids in prompt:
+        _require_ids(ids)
+
+
+def _require_ids(ids: Any) -> None:
+    if type(ids) is not list or not ids:
+        raise RequestError(
+            "prompt: neither texts nor lists of token ids", reason="invalid_value", field="prompt"
+        )
+    if set(map(type, ids)) != {int}:
+        raise RequestError(
+            "prompt: token ids and something else", reason="invalid_type", field="prompt"
+        )
+    if min(ids) < 0 or max(ids) >= MAX_TOKEN:
+        raise RequestError(
+            "prompt: a number that is no token id", reason="invalid_value", field="prompt"
+        )
+
+
+def _too_many(field: str, most: int) -> RequestError:
+    return RequestError(f"{field}: more than {most}", reason="invalid_value", field=field)
+
+
 def ignored_parameters(request: _Request) -> list[str]:
     """Names of top-level parameters that nothing here knows, at most 32, shortened to 64."""
     known = {*REFUSED, *_ALLOWED}
-    return [name[:64] for name in request.model_extra or {} if name not in known][:32]
+    unknown = (name[:64] for name in request.model_extra or {} if name not in known)
+    return list(islice(unknown, 32))
 
 
 def _fields(model: type[BaseModel], found: set[str]) -> set[str]:
@@ -293,8 +399,6 @@ def _explained(error: ValidationError) -> RequestError:
     # Of a parameter that may have several types, the type whose value is wrong says most.
     fault = next((one for one in same if not _is_type(one["type"])), same[0])
     param, kind = _param(fault["loc"]), fault["type"]
-    if kind == "json_invalid":
-        return RequestError("the body is not valid JSON", reason="invalid_json")
     if not param:
         return RequestError("the body is not a JSON object", reason="invalid_value")
     if kind == "missing":

@@ -24,8 +24,6 @@ from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
 
 log = logging.getLogger("mac_decoder.api")
 
-_POLL_S = 0.1
-
 
 class Service:
     """One per app. ``text`` and ``loaded`` are there once the engine is ready."""
@@ -60,10 +58,13 @@ class Service:
         return self._text
 
     async def warm(self) -> None:
-        """Read the texts of the tokens before the first request needs them."""
-        while not self.engine.ready():
-            await asyncio.sleep(_POLL_S)
+        """Read the texts of the tokens before the first request needs them.
+
+        To be called once the engine has started, by whoever started it.
+        """
+        began = time.perf_counter()
         await self.text()
+        log.info("read the texts of all tokens in %.1f s", time.perf_counter() - began)
 
     def require_model(self, name: str) -> None:
         """Raise ``RequestError`` (``model_not_found``, a 404) for any name but the served one."""
@@ -185,5 +186,6 @@ def merged(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, An
         "transferred_bytes": sum(report.transferred_bytes for report in reports),
         "ttft_ms": round(slowest.ttft_ms, 3),
         "phases": dict(slowest.phases),
+        "fallback": any(report.fallback for report in reports),
         "reasons": [*reasons, *(note for note in dict.fromkeys(notes) if note not in reasons)],
     }

@@ -34,9 +34,9 @@ class ToolCall:
 class ToolPlan:
     """What one request may do with tools.
 
-    ``tools`` are rendered into the prompt; empty: calls are not looked for. ``opening`` is
-    the beginning of a call with which the prompt ends, so that the answer must be one
-    (``required``; ``only`` names the function). With ``single`` the answer ends after a call.
+    ``tools`` are rendered into the prompt; empty: calls are not looked for. With ``required``
+    the answer must be a call, of ``only`` where that names a function: the prompt then ends
+    with the call's :func:`opening`. With ``single`` the answer ends after a call.
     """
 
     tools: tuple[dict[str, Any], ...] = ()

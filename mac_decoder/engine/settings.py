@@ -13,11 +13,11 @@ class EngineSettings:
 
     ``prefill_step`` is the tile of local prefill in tokens (0: 512 on a GPU, 64 on a CPU);
     it is part of the recipe of local rows. ``max_active`` requests are worked on at once,
-    ``max_waiting`` more may wait. ``cache_bytes`` bounds all caches together (0: half of
-    what is free after the weights are loaded). ``growth_rows`` are reserved ahead of a
-    sequence that decodes. ``remote_threshold`` is the prompt length from which the producer
-    is asked (``None``: from measured rates). While others decode, at least ``decode_share``
-    of the time goes to them.
+    ``max_waiting`` more may wait. ``cache_bytes`` bounds all caches together (0: what
+    ``memory.cache_budget`` finds once the weights are loaded). ``growth_rows`` are reserved
+    ahead of a sequence that decodes. ``remote_threshold`` is the prompt length from which the
+    producer is asked (``None``: from measured rates). While others decode, at least
+    ``decode_share`` of the time goes to them.
     """
 
     prefill_step: int = 0

@@ -6,7 +6,6 @@ tokenizers are not safe to share between threads.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,16 @@ from protocol.errors import RequestError
 
 InitialState = Literal["normal", "reasoning"]
 
-_TEXT_PARTS = ("text", "input_text", "output_text")
+# A template sees arbitrary messages and raises what its author did not foresee.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
@@ -39,13 +47,13 @@ def render(
 ) -> Rendered:
     """Render a conversation with the checkpoint's own chat template.
 
-    ``tokenizer`` is mlx-lm's wrapper; ``messages`` and ``tools`` are OpenAI's, text only;
+    ``tokenizer`` is mlx-lm's wrapper; ``messages`` and ``tools`` are OpenAI's, contents as text;
     ``options`` are further variables of the template (``enable_thinking``, ...). With
     ``continue_final`` the last message is left open for the model to go on with.
 
-    Raises ``RequestError``: ``unsupported_modality`` for parts that are not text,
-    ``tool_arguments_invalid`` for arguments that are not JSON, ``template_missing``, and
-    ``template_failed`` where the template itself refuses the conversation.
+    Raises ``RequestError``: ``tool_arguments_invalid`` for arguments that are not JSON,
+    ``template_missing``, and ``template_failed`` where the template itself refuses the
+    conversation.
     """
     if not tokenizer.has_chat_template:
         raise RequestError(
@@ -53,7 +61,7 @@ def render(
             reason="template_missing",
             field="messages",
         )
-    prepared = [_flat(message) for message in messages]
+    prepared = [_prepared(message) for message in messages]
     try:
         tokens = tokenizer.apply_chat_template(
             prepared,
@@ -63,8 +71,7 @@ def render(
             tokenize=True,
             **dict(options or {}),
         )
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-        # A template sees arbitrary messages and raises what its author did not foresee.
+    except _TEMPLATE_ERRORS as error:
         raise RequestError(
             "the model's chat template refuses this conversation",
             reason="template_failed",
@@ -92,42 +99,28 @@ def _initial_state(tokenizer: Any, tokens: Sequence[int]) -> str:
     return "normal"
 
 
-def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as templates expect it: text content, tool arguments as objects."""
-    flat = copy.deepcopy(dict(message))
-    content = flat.get("content")
-    if content is None:
-        flat["content"] = ""
-    elif not isinstance(content, str):
-        flat["content"] = "".join(_text(part) for part in content)
-    for call in flat.get("tool_calls") or ():
-        function = call.get("function") or {}
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            function["arguments"] = _parsed(arguments)
-    return flat
+def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates expect it: with content, tool arguments as objects."""
+    prepared = {**message, "content": message.get("content") or ""}
+    if calls := message.get("tool_calls"):
+        prepared["tool_calls"] = [_prepared_call(call) for call in calls]
+    return prepared
 
 
-def _text(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if part.get("type") not in _TEXT_PARTS:
-        raise RequestError(
-            "only text is supported in messages",
-            reason="unsupported_modality",
-            field="messages.content",
-            found=part.get("type"),
-            expected="text",
-        )
-    return str(part.get("text", ""))
+def _prepared_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = _parsed(function["arguments"])
+    return {**call, "function": function}
 
 
 def _parsed(arguments: str) -> Any:
     try:
         return json.loads(arguments or "{}")
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Besides texts that are no JSON: numbers of thousands of digits, and deep nesting.
         raise RequestError(
-            "a tool call's arguments are not JSON",
+            "a tool call's arguments are not JSON that can be read",
             reason="tool_arguments_invalid",
             field="messages.tool_calls.function.arguments",
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from mac_decoder.api.app import create_app
+from mac_decoder.api.app import create_app, server_config
+from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
 
 T = TypeVar("T")
@@ -26,18 +28,18 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
         self._thread.start()
         self.engine = make_engine()
-        app = create_app(self.engine, served_name=MODEL, settings=settings)
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_level="warning", access_log=False, ws="none"
-        )
-        self._server = uvicorn.Server(config)
+        service = Service(self.engine, MODEL, settings)
+        self._server = uvicorn.Server(server_config(create_app(service)))
         self.run(self.engine.start())
-        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(), self._loop)
+        self.run(service.warm())
+        listening = socket.create_server(("127.0.0.1", 0))
+        serving = self._server.serve(sockets=[listening])
+        self._serving = asyncio.run_coroutine_threadsafe(serving, self._loop)
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
             threading.Event().wait(0.01)
-        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self.port: int = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 60) -> T:

@@ -252,6 +252,11 @@ def test_no_error_repeats_what_the_client_wrote(http: httpx.Client) -> None:
         (IdentityMismatch("x"), 502, "server_error"),
         (IntegrityError("x"), 502, "server_error"),
         (TransferError("x"), 502, "server_error"),
+        (TransferError("x", reason="connection_lost"), 502, "server_error"),
+        (TransferError("x", reason="producer_unreachable"), 503, "server_error"),
+        (TransferError("x", reason="connect_timeout"), 503, "server_error"),
+        (CapacityError("x", reason="producer_busy"), 503, "server_error"),
+        (RequestError("x", reason="no_producer"), 400, "invalid_request_error"),
         (PeerProtocolError("x"), 502, "server_error"),
         (LocalProtocolError("x"), 502, "server_error"),
         (Cancelled("x"), 499, "invalid_request_error"),
@@ -276,4 +281,7 @@ def test_retry_after_is_told_where_trying_again_can_help() -> None:
     assert error_headers(CapacityError("x", retry_after_s=2.2)) == {"retry-after": "3"}
     assert error_headers(CapacityError("x", retry_after_s=0.01)) == {"retry-after": "1"}
     assert error_headers(EngineFault("x")) == {"retry-after": "5"}
+    away = TransferError("x", reason="producer_down")
+    assert error_headers(away) == {"retry-after": "5"}
+    assert error_headers(TransferError("x")) == {}
     assert error_headers(RequestError("x")) == {}

@@ -233,3 +233,39 @@ def test_above_the_limit_a_request_is_told_to_come_back() -> None:
             ]
 
     assert asyncio.run(run()) == [200, 503, 200]
+
+
+def preflight(guard: HostGuard, *headers: tuple[str, str]) -> dict[str, str]:
+    """The headers of the answer to a browser's question."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    pairs = told(("host", "localhost"), ("origin", "https://chat.example"), *headers)
+    scope = {"type": "http", "method": "OPTIONS", "path": "/", "headers": pairs}
+    asyncio.run(guard(scope, receive, send))
+    assert sent[0]["status"] == 204
+    return {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_a_page_of_an_allowed_origin_may_send_what_openais_client_sends() -> None:
+    asked = "Authorization,content-type, x-stainless-lang,X-Stainless-Retry-Count"
+    answer = preflight(GUARD, ("access-control-request-headers", asked))
+    allowed = set(answer["access-control-allow-headers"].split(", "))
+    assert allowed == {
+        "authorization",
+        "content-type",
+        "x-stainless-lang",
+        "x-stainless-retry-count",
+    }
+
+
+def test_a_question_without_names_or_with_bad_ones_is_answered_with_the_usual_ones() -> None:
+    usual = "authorization, content-type"
+    assert preflight(GUARD)["access-control-allow-headers"] == usual
+    asked = ("access-control-request-headers", "a b, *, \u00e9,\r\nset-cookie: x, " + "y" * 65)
+    assert preflight(GUARD, asked)["access-control-allow-headers"] == usual

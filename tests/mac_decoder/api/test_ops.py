@@ -9,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 
+from mac_decoder.api.metrics import Metrics
+from mac_decoder.engine.events import Report
 from tests.mac_decoder.api.answers import chat, refused, text
 from tests.mac_decoder.api.recital import Recital
 
@@ -97,3 +100,16 @@ def test_one_line_is_logged_for_a_request_and_none_of_its_text(
     everything = " ".join(record.getMessage() for record in caplog.records)
     assert secret not in everything
     assert "morning" not in everything
+
+
+def test_fallbacks_are_counted_by_their_reason_and_choices_are_not() -> None:
+    """``producer_busy`` is a producer's refusal; what was chosen by rates has other codes."""
+    metrics = Metrics()
+    phases = {"queue": 1.0}
+    fallen = ("above_threshold", "producer_busy")
+    metrics.count_report(Report("local", 0, 7, 0, 12.5, phases, fallen, fallback=True))
+    metrics.count_report(Report("local", 0, 7, 0, 12.5, phases, ("producer_backlog",)))
+    metrics.count_report(Report("local", 0, 7, 0, 12.5, phases, ("a_new_choice",)))
+    text = generate_latest(metrics.registry).decode()
+    assert figure(text, 'baton_fallbacks_total{reason="producer_busy"}') == 1
+    assert figure(text, "baton_fallbacks_total{") == 1

@@ -33,16 +33,6 @@ def test_a_conversation_ends_where_the_assistant_begins(tokenizer: Any) -> None:
     assert rendered.initial_state == "normal"
 
 
-def test_parts_of_text_are_joined_and_the_messages_stay_as_they_were(tokenizer: Any) -> None:
-    parts = [
-        {"type": "text", "text": "What is the weather"},
-        {"type": "text", "text": " in Paris?"},
-    ]
-    message = {"role": "user", "content": parts}
-    assert template.render(tokenizer, [message]) == template.render(tokenizer, [ASK])
-    assert message["content"] is parts
-
-
 def test_tools_and_their_calls_are_rendered(tokenizer: Any) -> None:
     call = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     messages = [
@@ -72,18 +62,27 @@ def test_thoughts_that_are_open_are_the_initial_state(checkpoint: Callable[..., 
     assert template.render(thinking, closed, continue_final=True).initial_state == "normal"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", None])
-def test_what_is_not_text_is_refused(tokenizer: Any, kind: str | None) -> None:
-    with pytest.raises(RequestError) as caught:
-        template.render(tokenizer, [{"role": "user", "content": [{"type": kind}]}])
-    assert caught.value.reason == "unsupported_modality"
-
-
-def test_arguments_that_are_not_json_are_refused(tokenizer: Any) -> None:
-    calls = [{"function": {"name": "f", "arguments": "{"}}]
+@pytest.mark.parametrize(
+    "arguments",
+    ["{", "[" * 100_000, '{"n": ' + "9" * 5000 + "}"],
+    ids=["open", "deep", "long number"],
+)
+def test_arguments_that_are_not_json_are_refused(tokenizer: Any, arguments: str) -> None:
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
     with pytest.raises(RequestError) as caught:
         template.render(tokenizer, [ASK, {"role": "assistant", "tool_calls": calls}])
     assert caught.value.reason == "tool_arguments_invalid"
+
+
+def test_arguments_too_deep_for_a_template_are_refused(tokenizer: Any) -> None:
+    """They are JSON that can be read, and more than can be written again."""
+    nested: Any = 1
+    for _ in range(900):
+        nested = [nested]
+    calls = [{"function": {"name": "f", "arguments": {"deep": nested}}}]
+    with pytest.raises(RequestError) as caught:
+        template.render(tokenizer, [ASK, {"role": "assistant", "tool_calls": calls}])
+    assert caught.value.reason == "template_failed"
 
 
 def test_a_template_that_refuses_says_so_without_the_prompt(tokenizer: Any) -> None:
