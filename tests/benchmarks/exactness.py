@@ -1,6 +1,6 @@
 """How exactly torch's prefill continues in mlx, on a real model and five real texts.
 
-    python -m tests.benchmarks.exactness DIRECTORY [--json] [--texts N] [--tokens 64]
+    python -m tests.benchmarks.exactness DIRECTORY [--json] [--texts N] [--tokens 64] [--only fp32]
 
 ``DIRECTORY`` holds checkpoints of SmolLM2 in ``fp32``, ``bf16``, ``q4`` and ``q8`` (those that
 are missing are left out). For each, torch prefills with that very checkpoint, its rows are
@@ -170,9 +170,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--texts", type=int, default=5, help="shortest first")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", choices=VARIANTS, help="the decoder's checkpoint")
     options = parser.parse_args(arguments)
     texts = sorted(TEXTS.glob("*.txt"), key=lambda path: path.stat().st_size)[: options.texts]
     pairs = [(name, name) for name in VARIANTS] + [("q4", "fp32")]
+    if options.only is not None:
+        pairs = [pair for pair in pairs if pair[0] == options.only]
     results: list[RunResult] = []
     started = time.monotonic()
     for decoder, weights in pairs:
