@@ -22,6 +22,11 @@ class Round(NamedTuple):
 class Numbers:
     """Generations of a key that lives as long as this process."""
 
+    failure = None
+
+    def retry(self) -> None:
+        """Nothing here can fail."""
+
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 

@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from gb10_producer import logs
 from gb10_producer.backlog import Pool, item_bytes
@@ -26,7 +28,7 @@ from gb10_producer.memory import (
     prefill_bytes,
     require_room,
 )
-from gb10_producer.prefill import Prefiller, Rows, State
+from gb10_producer.prefill import SYNTHETIC, Prefiller, Rows, State
 from gb10_producer.server import Server, bind, url_of
 from gb10_producer.throttle import Throttle
 from gb10_producer.trust import Trust, require_trust_for, trust_from_file, trust_from_key_pipe
@@ -39,11 +41,18 @@ from protocol.errors import (
     EngineFault,
 )
 from protocol.identity import Identity
-from protocol.layout import ITEMSIZE, payload_bytes
+from protocol.layout import ITEMSIZE, Dtype, LayerLayout, RecurrentLayer, payload_bytes
 from protocol.layouts_named import named, stand_in_identity
 from protocol.messages import MAX_CREDIT, MAX_TOKENS, Limits
 
 log = logging.getLogger(__name__)
+
+_EXPONENTS: Mapping[Dtype, tuple[type[np.unsignedinteger], int]] = {
+    "float32": (np.uint32, 0x7F80_0000),
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+}
+"""How a number is stored, and the exponent that NaN and the infinities have."""
 
 _PROBE_TOKENS = 33
 _STOP_S = 8.0
@@ -221,15 +230,20 @@ def _cache_budget(config: ProducerConfig, source: Source) -> int:
 
 
 def probe(prefiller: Prefiller, ledger: Ledger) -> None:
-    """Run a small prefill and count what it emits, before anybody is told that it can run.
+    """Run a small prefill and look at what it emits, before anybody is told that it can run.
 
-    Raises ``EngineFault`` when rows are missing or too many, and what the prefill raises.
+    Raises ``EngineFault`` (``probe_failed``) when rows are missing or too many, ``ConfigError``
+    (``model_not_finite``) when they are not all numbers, and what the prefill raises.
     """
     emitted = 0
+    layers = prefiller.layout.layers
+    broken: set[int] = set()
 
     def count(item: Rows | State) -> None:
         nonlocal emitted
         emitted += item_bytes(item)
+        if not all_finite(item, layers[item.index]):
+            broken.add(item.index)
 
     with ledger.reserve(prefill_bytes(prefiller.layout, _PROBE_TOKENS, prefiller.tile)):
         prefiller.prefill(
@@ -244,6 +258,32 @@ def probe(prefiller: Prefiller, ledger: Ledger) -> None:
             found=emitted,
             expected=expected,
         )
+    if broken and prefiller.recipe.device != SYNTHETIC:  # random bytes are no numbers
+        raise ConfigError(
+            "the model's keys, values or states are not finite",
+            reason="model_not_finite",
+            field="layers",
+            found=", ".join(map(str, sorted(broken)[:8])),
+            hint="fetch or import the model again",
+        )
+
+
+def all_finite(item: Rows | State, layer: LayerLayout) -> bool:
+    """Whether no number of ``item``, a part of ``layer``, is NaN or infinite."""
+    if isinstance(item, State):
+        assert isinstance(layer, RecurrentLayer)
+        return _finite(item.data, layer.states[item.number].dtype)
+    assert not isinstance(layer, RecurrentLayer)
+    return _finite(item.key, layer.dtype) and _finite(item.value, layer.dtype)
+
+
+def _finite(data: memoryview, dtype: Dtype) -> bool:
+    """By the exponent's bits alone: numpy has no bfloat16."""
+    if not data.nbytes:
+        return True
+    unsigned, exponent = _EXPONENTS[dtype]
+    numbers = np.frombuffer(data, unsigned)
+    return not np.any((numbers & exponent) == exponent)
 
 
 def _listen_to_signals(stop: threading.Event) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _TILE: Final = {"cpu": 512, "cuda": 2048}
 _EAGER_TILE: Final = 512
 
+SYNTHETIC: Final = "synthetic"
+"""The recipe's device where rows are random bytes and stand for no model's."""
+
 
 def default_tile(device: str, eager: bool) -> int:
     """Positions per tile: on cuda small tiles would reread all experts of an MoE too often.

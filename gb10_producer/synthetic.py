@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gb10_producer.prefill import Emit, Rows, State
+from gb10_producer.prefill import SYNTHETIC, Emit, Rows, State
 from protocol.errors import Cancelled
 from protocol.layout import (
     KEY,
@@ -44,7 +44,7 @@ class Synthetic:
         self.tile = tile
         first = layout.layers[0]
         dtype = first.states[0].dtype if isinstance(first, RecurrentLayer) else first.dtype
-        self.recipe = Recipe(who="producer", device="synthetic", dtype=dtype, tile=tile)
+        self.recipe = Recipe(who="producer", device=SYNTHETIC, dtype=dtype, tile=tile)
         self.emitted = 0
         self._seconds_per_tile = seconds_per_tile
         largest = max(_largest_piece(layout, index, tile) for index in range(len(layout.layers)))

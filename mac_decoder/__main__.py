@@ -11,8 +11,7 @@ from mac_decoder.config import DecoderConfig, config_from
 from mac_decoder.handoff.trust import trust_of_file
 from mac_decoder.reporting import complain, start_logging
 from protocol import releases
-from protocol.architectures import resolve
-from protocol.checkpoint import read_config
+from protocol.checkpoint import read_layout
 from protocol.errors import EXIT_CONFIG, ConfigError
 
 log = logging.getLogger(__name__)
@@ -36,12 +35,12 @@ def main(argv: list[str] | None = None) -> int:
 def look_ahead(config: DecoderConfig) -> None:
     """Find what a child would stumble over, before the seconds that it takes to start one.
 
-    Raises ``ConfigError``: what ``require_measured``, ``read_config``, ``resolve`` and
-    ``trust_of_file`` raise.
+    Raises ``ConfigError``: what ``require_measured``, ``read_layout`` and ``trust_of_file``
+    raise.
     """
     for remark in releases.require_measured(releases.installed(releases.DECODER)):
         log.warning("%s", remark)
-    resolve(read_config(Path(config.model)))
+    read_layout(Path(config.model))
     if config.producer is not None and config.pairing is not None:
         trust_of_file(Path(config.pairing))
 

@@ -85,7 +85,7 @@ def read_checkpoint(
 
     Raises ``ConfigError``: ``model_missing``, ``config_unreadable``, ``config_incomplete``,
     ``architecture_unsupported``, ``quantisation_unsupported``, ``weights_truncated``,
-    ``weights_dtype_unsupported``.
+    ``weights_dtype_unsupported``, ``tokenizer_unloadable``.
     """
     found = _inspect(model_dir)
     layout = found.architecture.layout(found.config, found.dtype)
@@ -146,7 +146,25 @@ def _inspect(model_dir: Path) -> _Inspected:
     tensors = _all_headers(weight_files)
     dtype = _kv_dtype(tensors)
     architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
+    _refuse_broken_tokenizer(model_dir)
     return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
+
+
+def _refuse_broken_tokenizer(model_dir: Path) -> None:
+    """Refuse a ``tokenizer.json`` that was cut short; its meaning is its library's to judge."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        return
+    try:
+        # The values are walked through, not built: some of these files have tens of megabytes.
+        msgspec.json.decode(path.read_text(encoding="utf-8"), type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path.name} is not a whole JSON object",
+            reason="tokenizer_unloadable",
+            field=path.name,
+            hint="fetch or import the model again",
+        ) from error
 
 
 def _max_context(config: dict[str, Any]) -> int:

@@ -9,13 +9,14 @@ request fails with the link's error.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
 """Shortest time between two Progress events of one request."""
+
+SILENCE: Final = frozenset({"peer_silent", "connect_timeout", "producer_unreachable"})
+"""Failures that the next handoff would wait for just as long."""
 
 Emit = Callable[[int, Progress], None]
 
@@ -273,6 +277,8 @@ class Filling:
         del fetching
         if error is not None and wanted:
             self._do_without(request, error)
+        if error is not None:
+            self._decide_again(error)
         self._next_handoff()
 
     def _install(self, fetching: _Fetching, handoff: Handoff, *, wanted: bool) -> BatonError | None:
@@ -300,7 +306,21 @@ class Filling:
         self._ready(request, caches)
         return None
 
-    def _do_without(self, request: Request, error: BatonError) -> None:
+    def _decide_again(self, error: BatonError) -> None:
+        """Keep nothing waiting for a producer that, after ``error``, is known to be away."""
+        if self._link is None:
+            return
+        away = self._link.state.name in ("down", "refused", "off")
+        if not away and error.reason not in SILENCE:
+            return
+        waiting, self._for_lane = self._for_lane, deque()
+        for request in waiting:
+            known = self._link.error() if away else None
+            self._do_without(request, known or copy.copy(error), "queue")
+
+    def _do_without(
+        self, request: Request, error: BatonError, phase: str = "failed_handoff"
+    ) -> None:
         """Prefill here, or fail where the request insists on the producer."""
         name, reason = request.generation.request_id, error.reason
         if request.generation.lane == "remote":
@@ -311,7 +331,7 @@ class Filling:
         self.fallbacks[reason] += 1
         request.fallback = True
         request.reasons.append(reason)
-        self._begin_prefill(request, "failed_handoff")
+        self._begin_prefill(request, phase)
 
     def _remote_progress(self, fetch: Fetch, processed: int, total: int) -> None:
         """In the handoff thread, which alone touches ``fetch.reported_at``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,12 @@ MAX_CONNECTIONS: Final = 4
 class Numbers(Protocol):
     """Where generations come from: ``generations.Generations``."""
 
+    @property
+    def failure(self) -> BatonError | None: ...
+
     def take(self) -> int: ...
+
+    def retry(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class ProducerLink:
     def __init__(
         self, producer: Producer, numbers: Numbers, *, max_connections: int = MAX_CONNECTIONS
     ) -> None:
-        self._pool = Pool(producer, max_connections)
+        self._pool = Pool(producer, max_connections, numbers.retry)
         self._numbers = numbers
         self._lock = threading.Lock()
         self._compute = self._wire = Average()
@@ -87,11 +93,15 @@ class ProducerLink:
     @property
     def state(self) -> LinkState:
         """Where the link stands now."""
-        return self._pool.state
+        state, failure = self._pool.state, self._numbers.failure
+        if failure is None or state.name == "off":
+            return state
+        return LinkState("down", failure.reason, failure.message)
 
     def error(self) -> BatonError | None:
         """Why the producer cannot be asked now; ``None`` when it can."""
-        return self._pool.error()
+        failure = self._numbers.failure
+        return self._pool.error() if failure is None else copy.copy(failure)
 
     @property
     def producer(self) -> HelloAck | None:

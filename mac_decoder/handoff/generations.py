@@ -7,18 +7,20 @@ out twice. Several processes may share the file: each reserves its own blocks un
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
 import fcntl
 import hashlib
 import os
 import threading
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from protocol.errors import ConfigError, TransferError
+from protocol.errors import BatonError, ConfigError, TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +31,14 @@ BLOCK: Final = 1024
 MAX_SERIES: Final = 64
 """Series kept in the file. The longest unused goes first: by then its key is long replaced."""
 
+PATIENCE_S: Final = 1.0
+"""How long another process may hold the lock: it writes a small file. One that was stopped
+would hold it for ever."""
+
+RETRY_S: Final = 5.0
+"""From one attempt of :meth:`Generations.retry` to the next."""
+
+_LOOK_S: Final = 0.02
 _KEY_TAG: Final = b"baton generations key\x00"
 _MAX_FILE_BYTES: Final = 1 << 16
 
@@ -62,15 +72,23 @@ class Generations:
         self._lock = threading.Lock()
         self._next = 0
         self._end = 0
+        self._failure: BatonError | None = None
+        self._retry_at = 0.0
+
+    @property
+    def failure(self) -> BatonError | None:
+        """Why the last attempt to reserve a block failed; ``None`` once one succeeded."""
+        return self._failure
 
     def take(self) -> int:
         """The next generation, never given out before.
 
         Raises ``ConfigError`` (``generations_unreadable``) if the file is not ours, and
-        ``TransferError`` (``generations_not_durable``) if a block could not be reserved.
+        ``TransferError`` if a block could not be reserved: ``generations_not_durable``, or
+        ``state_dir_locked`` where another process held the lock for ``PATIENCE_S``.
         """
         with self._lock:
-            self._refill()
+            self._refill(PATIENCE_S)
             taken = self._next
             self._next += 1
             return taken
@@ -81,17 +99,38 @@ class Generations:
         Raises like :meth:`take`.
         """
         with self._lock:
-            self._refill()
+            self._refill(PATIENCE_S)
 
-    def _refill(self) -> None:
+    def retry(self) -> None:
+        """Try again, now and then, after a failure; :attr:`failure` tells the outcome.
+
+        Waits for nobody's lock and raises nothing.
+        """
+        if self._failure is None or time.monotonic() < self._retry_at:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(BatonError):
+                self._refill(0.0)
+        finally:
+            self._lock.release()
+
+    def _refill(self, patience_s: float) -> None:
         if self._next == self._end:
-            self._next = self._reserve()
+            try:
+                self._next = self._reserve(patience_s)
+            except BatonError as error:
+                self._failure = copy.copy(error)
+                self._retry_at = time.monotonic() + RETRY_S
+                raise
             self._end = self._next + BLOCK
+        self._failure = None
 
-    def _reserve(self) -> int:
+    def _reserve(self, patience_s: float) -> int:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _locked(self._path.with_suffix(".lock")):
+            with _locked(self._path.with_suffix(".lock"), patience_s):
                 series = list(_read(self._path))
                 first = 1
                 for entry in series:
@@ -110,14 +149,31 @@ class Generations:
             ) from error
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+@contextlib.contextmanager
+def _locked(path: Path, patience_s: float) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, path, patience_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, patience_s: float) -> None:
+    """Take the lock, or raise ``TransferError`` (``state_dir_locked``) after ``patience_s``."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= until:
+                raise TransferError(
+                    f"another process holds {path.name} of the state directory",
+                    reason="state_dir_locked",
+                    hint="end the process that holds it, or give another --state-dir",
+                ) from error
+        time.sleep(_LOOK_S)
 
 
 def _read(path: Path) -> tuple[_Series, ...]:

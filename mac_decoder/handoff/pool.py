@@ -50,10 +50,16 @@ _SLOW_TO_FAIL: Final = frozenset({"connect_timeout", "producer_unreachable", "pe
 
 
 class Pool:
-    """At most ``most`` connections. All methods may be called from any thread."""
+    """At most ``most`` connections. All methods may be called from any thread.
 
-    def __init__(self, producer: Producer, most: int) -> None:
+    ``besides`` is called in the pool's thread about once a second; it must not block.
+    """
+
+    def __init__(
+        self, producer: Producer, most: int, besides: Callable[[], None] = lambda: None
+    ) -> None:
         self._producer = producer
+        self._besides = besides
         self._most = most
         self._changed = threading.Condition()
         self._parked: list[Connection] = []
@@ -253,6 +259,7 @@ class Pool:
             self._carry_out()
             self._look_after()
             self._connect_if_alone()
+            self._besides()
             self._wait()
 
     def _wait(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import torch
 
 from gb10_producer import node, trust
 from gb10_producer.config import parse
@@ -37,6 +38,7 @@ from protocol.errors import (
     TransferError,
 )
 from protocol.handoff import Sealed
+from protocol.layout import Dtype, FullLayer
 from protocol.layouts_named import muse_glimmer, stand_in_identity
 from protocol.pairing_record import PairingRecord, encode_record
 from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
@@ -337,6 +339,50 @@ def test_the_probe_counts_what_a_prefill_emits() -> None:
     assert failed.value.reason == "probe_failed"
     with pytest.raises(CapacityError):
         node.probe(Synthetic(MIXED, 16), Ledger(1000))
+
+
+class Numbers(Synthetic):
+    """Rows and states of zeros, as a model of the device "cpu"; ``spoilt`` of one layer is NaN."""
+
+    def __init__(self, spoilt: int | None = None) -> None:
+        super().__init__(MIXED, 16)
+        self.recipe = msgspec.structs.replace(self.recipe, device="cpu")
+        self._spoilt = spoilt
+
+    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+        def numbers(item):
+            fill = b"\xff" if item.index == self._spoilt else b"\x00"
+            views = {
+                name: memoryview(fill * value.nbytes)
+                for name, value in item._asdict().items()
+                if isinstance(value, memoryview)
+            }
+            emit(item._replace(**views))
+
+        return super().prefill(tokens, cut, end, numbers, cancelled, progress)
+
+
+def test_the_probe_refuses_weights_that_are_not_finite() -> None:
+    node.probe(Numbers(), Ledger(1 << 30))
+    for index in range(len(MIXED.layers)):
+        with pytest.raises(ConfigError) as refused:
+            node.probe(Numbers(index), Ledger(1 << 30))
+        assert refused.value.reason == "model_not_finite"
+        assert refused.value.found == str(index)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_finite_is_told_from_the_bits(dtype: Dtype) -> None:
+    layer = FullLayer(layer=0, heads=1, key_dim=2, value_dim=0, dtype=dtype)
+
+    def finite(value: float) -> bool:
+        raw = torch.tensor([1.0, value]).to(getattr(torch, dtype))
+        key = memoryview(raw.view(torch.uint8).numpy().tobytes())
+        return node.all_finite(Rows(0, 0, 1, key, memoryview(b"")), layer)
+
+    largest = torch.finfo(getattr(torch, dtype)).max
+    assert all(map(finite, (0.0, -1.0, largest, -largest)))
+    assert not any(map(finite, (float("nan"), float("inf"), -float("inf"))))
 
 
 class Broken(Synthetic):

@@ -274,3 +274,16 @@ def test_a_chat_template_wherever_it_is(copied: Path) -> None:
 def test_numbers_that_json_lacks(checkpoint: Fixture) -> None:
     found = read_checkpoint(checkpoint("granitemoehybrid"))
     assert found.config["time_step_limit"] == [0.0, float("inf")]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_a_tokenizer_that_was_cut_short(kept: int, copied: Path) -> None:
+    path = copied / "tokenizer.json"
+    path.write_bytes(path.read_bytes().rstrip()[:kept])
+    assert _reason(copied) == "tokenizer_unloadable"
+
+
+def test_a_tokenizer_that_is_not_text_or_no_object(copied: Path) -> None:
+    for content in (b"\xff\xfe", b"[]", b'{"a": "\xff"}'):
+        (copied / "tokenizer.json").write_bytes(content)
+        assert _reason(copied) == "tokenizer_unloadable"

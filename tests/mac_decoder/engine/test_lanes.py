@@ -386,3 +386,46 @@ def test_a_handoff_that_ends_after_its_client_left_is_discarded(checkpoint: Chec
             assert [handoff.ended for handoff in late.handoffs] == ["cancelled", "committed"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["silent", "down"])
+def test_nothing_waits_behind_a_handoff_that_failed_for_all(
+    checkpoint: Checkpoint, how: str
+) -> None:
+    """Who waits for a producer that fell silent is decided again, not made to wait as long."""
+    path = checkpoint("llama")
+    link = link_for(path)
+    asked: list[str] = []
+    silent = threading.Event()
+
+    class Silent(CopyingLink):
+        def fetch(self, tokens, shadow, *, request_id="", **rest):
+            asked.append(request_id)
+            silent.wait(10.0)
+            if how == "down":
+                self.state = LinkState("down", "producer_down")
+                raise TransferError("gone", reason="connection_lost")
+            raise TransferError("no answer", reason="peer_silent")
+
+    lost = Silent(**{f.name: getattr(link, f.name) for f in dataclasses.fields(link)})
+
+    async def main() -> None:
+        async with running(path, ALWAYS, lost) as engine:
+            lanes = ("auto", "auto", "auto", "remote")
+            asking = asyncio.create_task(
+                all_told(engine, [ask(prompt(80, n), 3, lane=lane) for n, lane in enumerate(lanes)])
+            )
+            await until(lambda: engine.status()["waiting_for_producer"] == 3)
+            silent.set()
+            *local, insisted = await asking
+            reason = "peer_silent" if how == "silent" else "producer_down"
+            assert len(asked) == 1
+            for found in local[1:]:
+                report = found.finished.report
+                assert (report.source, report.fallback) == ("local", True)
+                assert report.reasons == ("above_threshold", reason)
+                assert "failed_handoff" not in report.phases
+            assert insisted.failed.error.reason == reason
+            assert engine.status()["cache_bytes_reserved"] == 0
+
+    asyncio.run(main())

@@ -13,6 +13,7 @@ import pytest
 
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.connection import Producer
+from mac_decoder.handoff.generations import Generations
 from mac_decoder.handoff.trust import Trust, trust_of_key
 from protocol.deadlines import Timing
 from protocol.layout import Layout
@@ -21,6 +22,11 @@ from tests.mac_decoder.handoff.producer import IDENTITY, KEY, LAYOUT, TIMING, Te
 
 class Numbers:
     """Generations without a file."""
+
+    failure = None
+
+    def retry(self) -> None:
+        """There is nothing that could fail."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,6 +86,7 @@ def make_link(
         trust: Trust | None = None,
         max_connections: int = 4,
         timing: Timing = TIMING,
+        numbers: Generations | None = None,
     ) -> ProducerLink:
         target = Producer(
             url=url or (producer.url if producer else ""),
@@ -88,7 +95,7 @@ def make_link(
             layout=layout,
             timing=timing,
         )
-        made.append(ProducerLink(target, Numbers(), max_connections=max_connections))
+        made.append(ProducerLink(target, numbers or Numbers(), max_connections=max_connections))
         made[-1].start()
         return made[-1]
 

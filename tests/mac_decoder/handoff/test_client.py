@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 import time
 
 import pytest
 
+from mac_decoder.handoff import generations
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.link import described
@@ -17,6 +20,7 @@ from protocol.handoff import Committed, PeerAborted
 from protocol.layout import payload_bytes
 from tests.mac_decoder.handoff.producer import (
     IDENTITY,
+    KEY,
     LAYOUT,
     TILE,
     WIDE,
@@ -32,6 +36,30 @@ def wait_until(condition, timeout_s: float = 3.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+def test_a_locked_state_directory_shows_in_the_link_and_passes(
+    tmp_path, producer, make_link, monkeypatch
+):
+    """Another process may have been stopped while it held the lock."""
+    monkeypatch.setattr(generations, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(generations, "RETRY_S", 0.1)
+    path = tmp_path / "generations.json"
+    holder = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    link = make_link(producer, numbers=generations.Generations(path, KEY, 1))
+    wait_until(lambda: link.state.ready)
+    with pytest.raises(TransferError) as failed:
+        link.fetch(TOKENS, Memory(LAYOUT, 0, END))
+    assert failed.value.reason == "state_dir_locked"
+    assert (link.state.name, link.state.reason) == ("down", "state_dir_locked")
+    error = link.error()
+    assert error is not None
+    assert error.reason == "state_dir_locked"
+    os.close(holder)
+    wait_until(lambda: link.state.ready)
+    with link.fetch(TOKENS, Memory(LAYOUT, 0, END)) as handoff:
+        handoff.committed()
 
 
 def test_a_full_handoff_fills_the_shadow(producer, link):

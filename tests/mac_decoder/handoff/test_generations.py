@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -214,3 +216,41 @@ def test_killed_processes_never_repeat_a_number(tmp_path):
         process.stdout.close()
     assert len(set(numbers)) == len(numbers)
     assert numbers == sorted(numbers)
+
+
+def _held(path: Path) -> int:
+    """A descriptor that holds the lock, as a process that was stopped in the middle does."""
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def test_a_lock_that_is_never_released_is_told_of_and_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    path = tmp_path / "generations.json"
+    source = Generations(path, KEY, 1)
+    assert source.failure is None
+    holder = _held(path)
+    for attempt in (source.reserve, source.take):
+        began = time.monotonic()
+        with pytest.raises(TransferError) as caught:
+            attempt()
+        assert caught.value.reason == "state_dir_locked"
+        assert time.monotonic() - began < 1.0
+    source.retry()
+    assert source.failure is not None
+    assert source.failure.reason == "state_dir_locked"
+    os.close(holder)
+    source.retry()
+    assert source.failure is None
+    assert source.take() == 1
+
+
+def test_a_lock_that_is_held_for_a_moment_is_waited_for(tmp_path):
+    path = tmp_path / "generations.json"
+    holder = _held(path)
+    release = threading.Timer(0.1, os.close, (holder,))
+    release.start()
+    assert Generations(path, KEY, 1).take() == 1
+    release.join()
