@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +28,9 @@ from mlx_lm.sample_utils import (
 
 from mac_decoder.engine.events import Generation, Sampling
 from protocol.errors import RequestError
+
+_COLDEST: Final = 1e-5
+"""Below this temperature draws are greedy: single precision has no room for the quotients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,12 @@ class Draw:
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self._seed = str(seed).encode()
         self._sampling = sampling
-        self._greedy = sampling.greedy or sampling.top_p == 0.0 or sampling.top_k == 1
+        self._greedy = (
+            sampling.temperature < _COLDEST
+            # The likeliest token has at least this share, so that it is all that is kept.
+            or sampling.top_p <= 1.0 / vocabulary
+            or sampling.top_k == 1
+        )
         self._top_k = sampling.top_k if sampling.top_k < vocabulary else 0
         self._reported = top_logprobs
         self._top = 0 if top_logprobs is None else min(top_logprobs, vocabulary)

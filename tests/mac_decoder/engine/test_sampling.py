@@ -107,6 +107,21 @@ def test_a_tiny_temperature_is_nearly_greedy_and_finite(temperature: float) -> N
     assert set(many(sampling, row(), 20)) == {int(mx.argmax(row()).item())}
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e-40, seed=1),
+        Sampling(temperature=1e-38, seed=1),
+        Sampling(temperature=1e-7, seed=1),
+        Sampling(top_p=1e-300, seed=1),
+        Sampling(top_p=1e-9, seed=1),
+    ],
+)
+def test_what_single_precision_cannot_hold_is_greedy(sampling: Sampling) -> None:
+    assert set(many(sampling, row(scale=20.0), 20)) == {int(mx.argmax(row(scale=20.0)).item())}
+    assert set(many(sampling, row(), 20)) == {int(mx.argmax(row()).item())}
+
+
 def test_log_probabilities_are_the_distribution_before_temperature_and_filters() -> None:
     logprobs = row()
     draw = Draw(Sampling(temperature=0.3, top_p=0.5, seed=9), 5, VOCABULARY)
