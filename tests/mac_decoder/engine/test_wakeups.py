@@ -56,7 +56,7 @@ def test_a_request_behind_a_handoff_that_ends_badly_starts(
     loaded = loaded_copy(path)
     link = CopyingLink(loaded.layout)
     link.prepare(loaded, prompt(80))
-    link.hold = threading.Event()
+    gate = link.hold = threading.Event()
 
     class Failing(CopyingLink):
         def fetch(self, *args, **kwargs):
@@ -75,7 +75,7 @@ def test_a_request_behind_a_handoff_that_ends_badly_starts(
             if how == "cancelled":
                 first.cancel()
             else:
-                link.hold.set()
+                gate.set()
             found = await asyncio.wait_for(second, PATIENCE_S)
             assert [len(told.tokens) for told in found] == [3, 3]
 
