@@ -2,24 +2,40 @@
 
 The supervisor owns the listening socket and answers on it itself until its child does:
 ``/health`` 200 with the state, ``/ready`` 503, everything else OpenAI's error object with
-status 503 and, where waiting helps, ``Retry-After``.
+status 503 and, where waiting helps, ``Retry-After``. What the decoder would refuse whatever
+its state (another host's name, a foreign page's origin, a malformed request) is refused here
+with the same code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Final, Literal
 
+from mac_decoder.api.errors import error_body, status_of
+from mac_decoder.api.guard import Callers
+from protocol.errors import RequestError
+
 State = Literal["starting", "restarting", "latched", "stopping"]
 
-_MAX_CONNECTIONS: Final = 32
+_MAX_CONNECTIONS: Final = 64
+"""At once; the oldest is cut off for a new one, so that slow clients hide nothing."""
+
 _TIMEOUT_S: Final = 5.0
+"""How long a client may send nothing."""
+
+_LIFE_S: Final = 10.0
+"""How long a connection may last, however it trickles."""
+
+_LENGTH_DIGITS: Final = 18
 _MAX_BODY_BYTES: Final = 16 << 20
 _POLL_S: Final = 0.05
 
@@ -43,9 +59,17 @@ class Standing:
 class StandIn:
     """Answers on a listening socket between :meth:`begin` and :meth:`end`."""
 
-    def __init__(self, listening: socket.socket, standing: Callable[[], Standing]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        standing: Callable[[], Standing],
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+    ) -> None:
+        """``hosts`` and ``origins`` are allowed beside loopback's, as in ``guard.HostGuard``."""
         self._listening = listening
         self._standing = standing
+        self._callers = Callers(hosts, origins)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,7 +77,7 @@ class StandIn:
         """Accept connections from now on; does nothing if that is so already."""
         if self._server is not None:
             return
-        self._server = _Server(self._listening, self._standing)
+        self._server = _Server(self._listening, self._standing, self._callers)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="baton-standin"
         )
@@ -73,24 +97,45 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: socket.socket, standing: Callable[[], Standing]) -> None:
+    def __init__(
+        self, listening: socket.socket, standing: Callable[[], Standing], callers: Callers
+    ) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening.dup()
         self.standing = standing
-        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self.callers = callers
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        """Connections that are served, oldest first, and when each came."""
 
     def process_request(self, request: object, client_address: object) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)  # type: ignore[arg-type]
-            return
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                self._cut(next(iter(self._open)))
+            self._open[request] = time.monotonic()
         super().process_request(request, client_address)  # type: ignore[arg-type]
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._room.release()
+    def service_actions(self) -> None:
+        """Called every ``_POLL_S``: cut off what trickles."""
+        too_old = time.monotonic() - _LIFE_S
+        with self._lock:
+            for request in [one for one, since in self._open.items() if since < too_old]:
+                self._cut(request)
+
+    def shutdown_request(self, request: object) -> None:
+        """The handler is done; its socket may not be cut any more once it is closed."""
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        """Have the thread of ``request`` find it ended; the lock is held."""
+        self._open.pop(request)
+        with contextlib.suppress(OSError):  # the client has left already
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that left in the middle of its request; nothing to tell anybody."""
@@ -98,6 +143,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"
+    """What a malformed request is answered as: HTTP/0.9 has no status line."""
+
     timeout = _TIMEOUT_S
 
     def version_string(self) -> str:
@@ -106,9 +154,18 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged: a path may hold what a client should not have put there."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What ``http.server`` refuses by itself, as this API's error object."""
+        refusal = RequestError("the request is no HTTP that is known here", reason="bad_request")
+        self._send(code, error_body(refusal))
+
     def _answer(self) -> None:
         assert isinstance(self.server, _Server)
         standing = self.server.standing()
+        refusal = self._refusal(self.server.callers)
+        if refusal is not None:
+            self._send(status_of(refusal), error_body(refusal))
+            return
         self._drop_body()
         path = self.path.partition("?")[0]
         shown = {
@@ -118,9 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
             "last_fault": standing.last_fault,
         }
         if path == "/health":
-            self._send(200, {"status": "alive", **shown}, standing)
+            self._send(200, {"status": "alive", **shown})
         elif path == "/ready":
-            self._send(503, {"status": "not_ready", **shown}, standing)
+            self._send(503, {"status": "not_ready", **shown}, standing.retry_after_s)
         else:
             error = {
                 "message": standing.message,
@@ -128,28 +185,42 @@ class _Handler(BaseHTTPRequestHandler):
                 "param": None,
                 "code": standing.code,
             }
-            self._send(503, {"error": error}, standing)
+            self._send(503, {"error": error}, standing.retry_after_s)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = _answer
 
+    def _refusal(self, callers: Callers) -> RequestError | None:
+        """What the decoder would refuse in whatever state it is."""
+        hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
+        refusal = callers.refusal(hosts, origins)
+        if refusal is not None:
+            return refusal
+        for length in self.headers.get_all("Content-Length", []):
+            if not (length.isascii() and length.isdigit()):
+                return RequestError("Content-Length is not a number", reason="invalid_header")
+            if len(length) > _LENGTH_DIGITS:
+                return RequestError("the request body is too long", reason="request_too_large")
+        return None
+
     def _drop_body(self) -> None:
         # A body that is left unread resets the connection, and the answer with it.
-        length = self.headers.get("Content-Length", "0")
-        left = min(int(length), _MAX_BODY_BYTES) if length.isdecimal() else 0
+        left = min(int(self.headers.get("Content-Length", "0")), _MAX_BODY_BYTES)
         while left > 0:
             piece = self.rfile.read(min(left, 1 << 16))
             if not piece:
                 return
             left -= len(piece)
 
-    def _send(self, status: int, content: dict[str, object], standing: Standing) -> None:
+    def _send(
+        self, status: int, content: dict[str, object], retry_after_s: int | None = None
+    ) -> None:
         raw = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(raw)))
         self.send_header("Connection", "close")
-        if status == 503 and standing.retry_after_s is not None:
-            self.send_header("Retry-After", str(standing.retry_after_s))
+        if retry_after_s is not None:
+            self.send_header("Retry-After", str(retry_after_s))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(raw)

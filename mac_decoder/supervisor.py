@@ -25,6 +25,7 @@ from typing import Final
 from mac_decoder import control, endpoint
 from mac_decoder.config import DecoderConfig
 from mac_decoder.standin import StandIn, Standing, State
+from protocol.addresses import is_loopback
 from protocol.errors import EXIT_CONFIG, EXIT_ENGINE_FAULT, ConfigError
 from protocol.restarts import Policy, Restarts, described
 
@@ -95,7 +96,10 @@ class _Supervisor:
         self._restarts = Restarts(policy)
         self._state: State = "starting"
         self._stopping = False
-        self._stand_in = StandIn(listening, self._standing)
+        # As the node will.
+        own = () if is_loopback(config.host) else (config.host,)
+        hosts = (*config.hosts, *own)
+        self._stand_in = StandIn(listening, self._standing, hosts, config.origins)
 
     def stop(self, *_: object) -> None:
         """Signal handler: leave as soon as the child has."""

@@ -46,40 +46,20 @@ def host_name(authority: str) -> str | None:
     return host.lower().rstrip(".") if host else None
 
 
-class HostGuard:
-    """Refuses a Host that this server does not have, and an Origin that is not its own.
+class Callers:
+    """Whose requests are for this server: the hosts and origins of ``HostGuard``."""
 
-    ``hosts`` and ``origins`` are allowed beside its own; pages of those origins may also read
-    the answers (CORS), which no other page may.
-    """
-
-    def __init__(
-        self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         named = (host_name(host) or host for host in hosts)
-        self._app = app
         self._hosts = LOOPBACK | {host.lower() for host in named}
         self._origins = frozenset(_plain_origin(origin) for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-        refusal = self._refusal(hosts, origins)
-        if refusal is not None:
-            await _refuse(refusal, scope, receive, send)
-            return
-        invited = next((one for one in origins if _plain_origin(one) in self._origins), None)
-        if invited is None or scope["type"] == "websocket":
-            await self._app(scope, receive, send)
-        elif scope["method"] == "OPTIONS":
-            asked = _values(scope, b"access-control-request-headers")
-            await _preflight(invited, asked)(scope, receive, send)
-        else:
-            await self._app(scope, receive, _readable(send, invited))
+    def invites(self, origin: str) -> bool:
+        """Whether pages of ``origin`` were allowed by whoever started the server."""
+        return _plain_origin(origin) in self._origins
 
-    def _refusal(self, hosts: list[str], origins: list[str]) -> BatonError | None:
+    def refusal(self, hosts: list[str], origins: list[str]) -> RequestError | None:
+        """Why a request with these headers is refused; ``None`` if it is not."""
         if len(hosts) != 1 or host_name(hosts[0]) not in self._hosts:
             return RequestError(
                 "this server is not known by that host name",
@@ -96,10 +76,42 @@ class HostGuard:
         )
 
     def _own(self, origin: str, host: str) -> bool:
-        if _plain_origin(origin) in self._origins:
+        if self.invites(origin):
             return True
         scheme, separator, authority = origin.partition("://")
         return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+class HostGuard:
+    """Refuses a Host that this server does not have, and an Origin that is not its own.
+
+    ``hosts`` and ``origins`` are allowed beside its own; pages of those origins may also read
+    the answers (CORS), which no other page may.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> None:
+        self._app = app
+        self._callers = Callers(hosts, origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        refusal = self._callers.refusal(hosts, origins)
+        if refusal is not None:
+            await _refuse(refusal, scope, receive, send)
+            return
+        invited = next((one for one in origins if self._callers.invites(one)), None)
+        if invited is None or scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS":
+            asked = _values(scope, b"access-control-request-headers")
+            await _preflight(invited, asked)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _readable(send, invited))
 
 
 def _plain_origin(origin: str) -> str:

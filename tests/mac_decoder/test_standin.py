@@ -1,0 +1,111 @@
+"""What clients are told while no decoder runs, however they ask."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from mac_decoder import standin
+from mac_decoder.standin import StandIn, Standing
+
+Address = tuple[str, int]
+
+
+@pytest.fixture
+def address() -> Iterator[Address]:
+    """Where a stand-in listens that says the decoder is starting."""
+    standing = Standing("starting", "decoder_starting", "the decoder is starting", 2)
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        stand_in = StandIn(listening, lambda: standing, ("mine.example",), ("http://page.example",))
+        stand_in.begin()
+        yield listening.getsockname()[:2]
+        stand_in.end()
+
+
+def asked(address: Address, raw: bytes) -> tuple[int, dict]:
+    """Status and JSON of the answer to these bytes."""
+    with socket.create_connection(address, 5.0) as client:
+        client.sendall(raw)
+        answer = b""
+        while piece := client.recv(1 << 16):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    return int(head.split()[1]), json.loads(body)
+
+
+def get(address: Address, *headers: str, path: str = "/health") -> tuple[int, dict]:
+    lines = [f"GET {path} HTTP/1.1", *(headers or ("Host: localhost",)), "", ""]
+    return asked(address, "\r\n".join(lines).encode())
+
+
+def test_it_tells_the_truth(address):
+    assert get(address)[0] == 200
+    status, body = get(address, path="/v1/models")
+    assert (status, body["error"]["code"]) == (503, "decoder_starting")
+
+
+def test_slow_clients_hide_nothing(address):
+    with ExitStack() as stack:
+        for _ in range(standin._MAX_CONNECTIONS + 20):
+            slow = stack.enter_context(socket.create_connection(address, 5.0))
+            slow.sendall(b"GET /health HTTP/1.1\r\n")
+        assert get(address)[0] == 200
+
+
+def test_who_trickles_is_cut_off(address, monkeypatch):
+    monkeypatch.setattr(standin, "_LIFE_S", 0.2)
+    with socket.create_connection(address, 3.0) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\n")
+        assert slow.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        (("Host: evil.example",), "host_not_allowed"),
+        (("Host: localhost", "Host: localhost"), "host_not_allowed"),
+        (("Accept: */*",), "host_not_allowed"),
+        (("Host: localhost", "Origin: http://evil.example"), "origin_not_allowed"),
+        (("Host: mine.example:80", "Origin: http://mine.example:80"), None),
+        (("Host: 127.0.0.1", "Origin: http://page.example"), None),
+    ],
+)
+def test_hosts_and_origins_are_the_decoders(address, headers, code):
+    status, body = get(address, *headers)
+    assert status == (200 if code is None else 403)
+    assert body.get("error", {}).get("code") == code
+
+
+@pytest.mark.parametrize(
+    ("length", "status", "code"),
+    [
+        ("9" * 5000, 413, "request_too_large"),
+        ("-1", 400, "invalid_header"),
+        ("x", 400, "invalid_header"),
+    ],
+)
+def test_a_length_that_is_none_is_refused(address, length, status, code):
+    found, body = get(address, "Host: localhost", f"Content-Length: {length}")
+    assert (found, body["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+    ],
+    ids=("line", "version", "method", "long", "headers"),
+)
+def test_what_is_malformed_is_answered_in_json(address, raw):
+    status, body = asked(address, raw)
+    assert 400 <= status <= 505
+    assert body["error"]["code"] == "bad_request"
