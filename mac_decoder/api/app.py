@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import uvicorn
@@ -12,10 +13,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mac_decoder.api import chat, completions, models, ops
+from mac_decoder.api.deadlines import DeadlineProtocol
 from mac_decoder.api.errors import Backstop, error_response, internal_error
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
 from mac_decoder.api.service import Record, Service
-from protocol.errors import BatonError, RequestError
+from protocol.errors import BatonError, Cancelled, RequestError
 
 Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
 
@@ -47,6 +49,7 @@ def server_config(app: ASGIApp, drain_s: int = 3) -> uvicorn.Config:
     """
     return uvicorn.Config(
         app,
+        http=DeadlineProtocol,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -77,7 +80,8 @@ async def _answer(
     record = Record(service, route, prefix)
     prepared = False
     try:
-        response = await answering(service, record, await service.body(request))
+        body = await service.body(request)
+        response = await _unless_left(request, answering(service, record, body))
         prepared = True
         return response
     except BatonError as error:
@@ -86,6 +90,25 @@ async def _answer(
     finally:
         if not prepared:
             record.abandoned()
+
+
+async def _unless_left(request: Request, preparing: Awaitable[Response]) -> Response:
+    """What ``preparing`` returns; it is cancelled when the client leaves before."""
+    working = asyncio.ensure_future(preparing)
+    leaving = asyncio.ensure_future(_departure(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client left", reason="client_left")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _told(_: Request, error: Exception) -> Response:

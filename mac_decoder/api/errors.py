@@ -106,7 +106,10 @@ def error_body(error: BatonError) -> dict[str, Any]:
 
 
 def error_headers(error: BatonError) -> dict[str, str]:
-    """``Retry-After`` where trying again later can help."""
+    """``Retry-After`` where trying again later can help; the end of a connection too slow."""
+    if error.reason == "request_timeout":
+        # The rest of the body would have to be read before another request.
+        return {"connection": "close"}
     seconds: float | None = None
     if isinstance(error, CapacityError):
         seconds = error.retry_after_s

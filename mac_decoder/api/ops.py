@@ -17,12 +17,12 @@ def router(service: Service) -> APIRouter:
     """The routes of this page."""
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         """The process answers; nothing is said about the model."""
         return _json({"status": "alive"})
 
-    @routes.get("/ready")
+    @routes.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         """200 when a token can be generated, else 503."""
         if service.engine.ready():

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +23,10 @@ from mac_decoder.engine.text import TokenText
 from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
 
 log = logging.getLogger("mac_decoder.api")
+
+_STEADY_BYTES: Final = 4096
+"""A body that brings fewer in ``body_stall_s`` does not come on: bytes that trickle in one by
+one would hold a place as well as none."""
 
 
 class Service:
@@ -91,10 +95,20 @@ class Service:
         return limit - prompt
 
     async def body(self, request: Request) -> bytes:
-        """The whole body, within ``body_timeout_s``."""
+        """The whole body, within ``body_timeout_s``, and steadily (``body_stall_s``)."""
+        settings, clock = self.settings, asyncio.get_running_loop().time
+        body, counted = bytearray(), 0
         try:
-            async with asyncio.timeout(self.settings.body_timeout_s):
-                return await request.body()
+            async with (
+                asyncio.timeout(settings.body_timeout_s),
+                asyncio.timeout(settings.body_stall_s) as stall,
+            ):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) - counted >= _STEADY_BYTES:
+                        counted = len(body)
+                        stall.reschedule(clock() + settings.body_stall_s)
+            return bytes(body)
         except TimeoutError:
             raise RequestError("the body came too slowly", reason="request_timeout") from None
         except ClientDisconnect:

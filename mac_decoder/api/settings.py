@@ -14,8 +14,9 @@ class ApiSettings:
     ``hosts`` are names that the endpoint may be called by beside this machine's loopback
     names; ``origins`` are foreign web origins (``https://chat.example``) that browsers may
     call from; ``api_keys`` empty asks for none. At most ``max_requests`` are in hand at once,
-    each with a body of at most ``max_body_bytes`` that is read within ``body_timeout_s``: so
-    much memory can requests take. A client that takes no byte for ``stall_timeout_s`` has
+    each with a body of at most ``max_body_bytes`` that is read within ``body_timeout_s``, and
+    never goes on for ``body_stall_s`` with hardly a byte: so much memory can requests take, for
+    so long can they keep others out. A client that takes no byte for ``stall_timeout_s`` has
     left. ``heartbeat_s`` is the longest silence on a stream. ``default_max_tokens`` ``None``
     lets a chat answer grow to the end of the model's context.
     """
@@ -26,6 +27,7 @@ class ApiSettings:
     max_requests: int = 96
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 60.0
+    body_stall_s: float = 10.0
     stall_timeout_s: float = 300.0
     heartbeat_s: float = 1.0
     max_choices: int = 8

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +120,26 @@ def test_an_async_client_that_is_cancelled_frees_its_slot(server: Server, recita
     while server.engine.status()["open"]:
         assert time.monotonic() < limit
         time.sleep(0.01)
+
+
+def test_a_client_that_leaves_takes_its_unread_prompt_with_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is an answer to give up, its text may wait to be tokenised."""
+    begun, dropped = threading.Event(), threading.Event()
+
+    async def endless(text: str, *, special: bool = True) -> tuple[int, ...]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            dropped.set()
+        return ()
+
+    monkeypatch.setattr(server.engine, "encode", endless)
+    body = json.dumps({"model": "tiny", "prompt": "x"})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(f"{head}\r\n\r\n{body}".encode())
+        assert begun.wait(20)
+    assert dropped.wait(20)

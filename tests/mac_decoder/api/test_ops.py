@@ -113,3 +113,9 @@ def test_fallbacks_are_counted_by_their_reason_and_choices_are_not() -> None:
     text = generate_latest(metrics.registry).decode()
     assert figure(text, 'baton_fallbacks_total{reason="producer_busy"}') == 1
     assert figure(text, "baton_fallbacks_total{") == 1
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_probe_may_ask_for_the_head_alone(http: httpx.Client, path: str) -> None:
+    response = http.head(path)
+    assert (response.status_code, response.content) == (200, b"")
