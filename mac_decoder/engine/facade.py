@@ -12,15 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from mac_decoder.engine import template
 from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.events import Event, Failed, Finished, Generation, Report
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.power import PowerAssertion
+from mac_decoder.engine.prompts import Prompts
 from mac_decoder.engine.rates import Average
 from mac_decoder.engine.sampling import check_vocabulary
 from mac_decoder.engine.settings import EngineSettings
@@ -126,7 +125,7 @@ class Engine:
         self._worker = Worker(load, self._settings, link, self._deliver, self._started)
         self._link = link
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-mlx")
-        self._text = ThreadPoolExecutor(1, thread_name_prefix="baton-text")
+        self._text: Prompts | None = None
         self._streams: dict[int, Stream] = {}
         self._keys = 0
         self._durations = Average()
@@ -163,7 +162,8 @@ class Engine:
         self._worker.post(Stop())
         await asyncio.to_thread(self._power.close)
         await asyncio.to_thread(self._thread.shutdown)
-        await asyncio.to_thread(self._text.shutdown)
+        if self._text is not None:
+            await asyncio.to_thread(self._text.close)
 
     def ready(self) -> bool:
         """Whether a request would be worked on now."""
@@ -215,21 +215,22 @@ class Engine:
         *,
         continue_final: bool = False,
     ) -> Rendered:
-        """:func:`template.render` with the model's tokenizer, off the event loop."""
-        call = partial(
-            template.render,
-            self.loaded.tokenizer,
-            messages,
-            tools,
-            options,
-            continue_final=continue_final,
-        )
-        return await asyncio.get_running_loop().run_in_executor(self._text, call)
+        """:func:`template.render` with the model's tokenizer, off the event loop; also raises
+        ``RequestError`` (``context_length_exceeded``) before it tokenises what cannot fit.
+        """
+        return await self._prompts.render(messages, tools, options, continue_final=continue_final)
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """:func:`template.encode` with the model's tokenizer, off the event loop."""
-        call = partial(template.encode, self.loaded.tokenizer, text, special=special)
-        return await asyncio.get_running_loop().run_in_executor(self._text, call)
+        """:func:`template.encode` with the model's tokenizer, off the event loop; also raises
+        ``RequestError`` (``context_length_exceeded``).
+        """
+        return await self._prompts.encode(text, special=special)
+
+    @property
+    def _prompts(self) -> Prompts:
+        if self._text is None:
+            raise EngineFault("the engine has not started", reason="engine_not_ready")
+        return self._text
 
     def _check(self, generation: Generation, limits: Limits) -> None:
         check_vocabulary(generation, limits.vocabulary)
@@ -286,6 +287,7 @@ class Engine:
 
     def _become_ready(self, loaded: LoadedModel, limits: Limits) -> None:
         self._loaded, self._limits = loaded, limits
+        self._text = Prompts(loaded.tokenizer, loaded.checkpoint.max_context)
         self._answer_start(None)
 
     def _answer_start(self, error: BatonError | None) -> None:

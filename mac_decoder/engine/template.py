@@ -55,6 +55,40 @@ def render(
     ``template_missing``, and ``template_failed`` where the template itself refuses the
     conversation.
     """
+    asked = (tokenizer, messages, tools, options)
+    tokens = _applied(*asked, continue_final=continue_final, tokenize=True)
+    return Rendered(tuple(tokens), _initial_state(tokenizer, tokens))
+
+
+def written(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    continue_final: bool = False,
+) -> str:
+    """The text that :func:`render` tokenises; raises what it raises."""
+    asked = (tokenizer, messages, tools, options)
+    return str(_applied(*asked, continue_final=continue_final, tokenize=False))
+
+
+def encode(tokenizer: Any, text: str, *, special: bool = True) -> tuple[int, ...]:
+    """The token ids of a text: with the tokenizer's own special tokens, as a raw completion
+    prompt has them, or without, as the continuation of a rendered one.
+    """
+    return tuple(tokenizer.encode(text, add_special_tokens=special))
+
+
+def _applied(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None,
+    *,
+    continue_final: bool,
+    tokenize: bool,
+) -> Any:
     if not tokenizer.has_chat_template:
         raise RequestError(
             "this checkpoint has no chat template; use /v1/completions",
@@ -63,12 +97,12 @@ def render(
         )
     prepared = [_prepared(message) for message in messages]
     try:
-        tokens = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             prepared,
             tools=[dict(tool) for tool in tools] if tools else None,
             add_generation_prompt=not continue_final,
             continue_final_message=continue_final,
-            tokenize=True,
+            tokenize=tokenize,
             **dict(options or {}),
         )
     except _TEMPLATE_ERRORS as error:
@@ -78,14 +112,6 @@ def render(
             field="messages",
             found=type(error).__name__,
         ) from error
-    return Rendered(tuple(tokens), _initial_state(tokenizer, tokens))
-
-
-def encode(tokenizer: Any, text: str, *, special: bool = True) -> tuple[int, ...]:
-    """The token ids of a text: with the tokenizer's own special tokens, as a raw completion
-    prompt has them, or without, as the continuation of a rendered one.
-    """
-    return tuple(tokenizer.encode(text, add_special_tokens=special))
 
 
 def _initial_state(tokenizer: Any, tokens: Sequence[int]) -> str:
