@@ -51,7 +51,7 @@ def chain(space: bytes, tokens: ArrayLike) -> list[bytes]:
     little endian, ``h[-1]`` 32 zero bytes. Raises ``ValueError`` for what is no token.
     """
     _require("namespace", space)
-    raw = memoryview(as_tokens(tokens)).cast("B")
+    raw = as_tokens(tokens).view(np.uint8).data
     seeded = hashlib.sha256(_BLOCK + space)
     names: list[bytes] = []
     parent = _FIRST
