@@ -192,7 +192,8 @@ class Radix(Generic[K]):
         while True:
             start = node.depth * _WIDTH
             ahead = raw[start : start + _WIDTH]
-            cuts += _ends_within(node.branches, ahead)
+            if len(node.branches) > 1 or isinstance(node.branches[0], _Tail):
+                cuts += _ends_within(node.branches, ahead)
             if node.nearest is not None:
                 nearest.append(node.nearest)
             child = self._nodes.get(links[node.depth]) if node.depth < len(links) else None

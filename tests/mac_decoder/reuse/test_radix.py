@@ -186,7 +186,7 @@ def test_many_conversations_under_one_system_prompt() -> None:
 
 
 def test_a_deep_prompt_is_looked_up_quickly() -> None:
-    """131,072 tokens among 1,000 conversations: under 10 ms (best of five, cores are shared)."""
+    """131,072 tokens among 1,000 conversations: under 10 ms of this thread's time."""
     draw = np.random.default_rng(0)
     radix: Radix[int] = Radix()
     deep = draw.integers(0, 50_000, 131_072, np.uint32)
@@ -198,9 +198,9 @@ def test_a_deep_prompt_is_looked_up_quickly() -> None:
         radix.insert(SPACE, key, deep[:position])
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         found = radix.match(SPACE, deep)
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert found.shared == 131_072 - 2048
     assert len(found.cuts) == 63
     assert min(took) < 0.010
