@@ -56,10 +56,12 @@ class Match(Generic[K]):
 
     @property
     def parts_at(self) -> int | None:
-        """The first position at which prompt and witness have different tokens, if they do."""
-        if self.witness is None or self.shared in (self.witness.position, self.prompt):
-            return None
-        return self.shared
+        """The first position at which the prompt and what is held have different tokens.
+
+        ``None`` where they do not differ: the prompt, or a held cut, ends there.
+        """
+        ended = self.cuts[-1].position if self.cuts else 0
+        return None if self.shared in (0, ended, self.prompt) else self.shared
 
     def covering(self, position: int) -> HeldCut[K] | None:
         """A cut at or past ``position`` that shares the prompt up to there, if one is held.

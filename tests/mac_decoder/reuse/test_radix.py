@@ -41,7 +41,8 @@ def check_match(found: Match, held: dict, space: bytes, prompt: tuple[int, ...])
         assert found.witness is not None
         assert shares[found.witness.key] == found.shared
         assert found.witness.position == len(there[found.witness.key])
-        parts = found.shared not in (found.prompt, found.witness.position)
+        ends = [len(tokens) for tokens in there.values() if prompt[: len(tokens)] == tokens]
+        parts = found.shared not in (found.prompt, *ends)
         assert found.parts_at == (found.shared if parts else None)
     else:
         assert found.witness is None
