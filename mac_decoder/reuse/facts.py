@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from mac_decoder.engine.rates import Speeds
-from mac_decoder.reuse.radix import Match
+from mac_decoder.reuse.radix import K, Match
 from protocol.blocks import BLOCK
 from protocol.layout import Layout
 from protocol.messages import History
@@ -57,7 +57,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Remote:
-    """The producer. ``reason`` says why, where it is not ready; ``holds`` is its share of the prompt.
+    """The producer. ``reason`` is why it is not ready; ``holds`` is its share of the prompt.
 
     ``tile`` is its tile in tokens, ``deltas`` whether this decoder can take one,
     ``fixed_threshold`` the configured prompt length from which to ask it.
@@ -162,12 +162,12 @@ class Plan:
 
 
 def offers(
-    match: Match[Hashable],
-    describe: Callable[[Hashable], tuple[tuple[History, ...], Publication]],
+    match: Match[K],
+    describe: Callable[[K], tuple[tuple[History, ...], Publication]],
 ) -> Holding:
     """The holding that an index's match stands for; ``describe`` tells of a cut by its key."""
-    shares: dict[Hashable, int] = {}
-    positions: dict[Hashable, int] = {}
+    shares: dict[K, int] = {}
+    positions: dict[K, int] = {}
     for boundary, cut in enumerate(match.nearest):
         shares[cut.key] = boundary * BLOCK
         positions[cut.key] = cut.position
