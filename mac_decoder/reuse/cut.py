@@ -37,7 +37,7 @@ Place = tuple[int, int]
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class BlockBody:
     """The full layers' rows of one block: per place 256 rows, position-major, flat bytes.
 
