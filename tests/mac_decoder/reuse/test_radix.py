@@ -126,6 +126,16 @@ AgainstDictionary.TestCase.settings = settings(
 TestAgainstDictionary = AgainstDictionary.TestCase
 
 
+def test_the_shallowest_covering_cut_after_removals() -> None:
+    radix: Radix[int] = Radix()
+    for position in (900, 300, 600):
+        radix.insert(SPACE, position, range(position))
+    for position in (300, 600, 900):
+        assert radix.match(SPACE, range(280)).covering(256) == (position, position)
+        radix.remove(position)
+    assert radix.match(SPACE, range(280)).covering(256) is None
+
+
 def test_an_empty_index_misses() -> None:
     found = Radix().match(SPACE, range(300))
     assert (found.shared, found.cuts, found.witness, found.covering(1)) == (0, (), None, None)

@@ -156,6 +156,14 @@ def test_putting_what_is_held_adds_nothing() -> None:
     assert tier.stats() == before
 
 
+def test_one_byte_of_the_rest_makes_another_cut() -> None:
+    tier = Resident(PLENTY)
+    put(tier, range(600))
+    rows = causal_rows(FULL, range(600))
+    rows[0, 0][-1] ^= 1
+    assert tier.put(SPACE, *made_of(FULL, range(600), rows=rows)).outcome == "differs"
+
+
 def test_a_cut_goes_on_from_the_one_it_was_built_from() -> None:
     tier = Resident(PLENTY)
     cut, bodies = made_of(FULL, range(1000))
@@ -263,6 +271,16 @@ def test_least_recently_used_goes_first() -> None:
         True,
     ]
     assert tier.stats().used_bytes == tier.stats().budget_bytes
+
+
+def test_putting_what_is_held_is_a_use() -> None:
+    size = payload_bytes(FULL, 0, 10) + 40
+    tier = Resident(2 * size)
+    first, second = (put(tier, range(n, n + 10)) for n in (0, 100))
+    assert tier.put(SPACE, *made_of(FULL, range(10))).outcome == "held"
+    put(tier, range(200, 210))
+    assert tier.publication(first) == "pending"
+    assert tier.publication(second) is None
 
 
 def test_evicted_memory_is_free_at_once() -> None:
@@ -407,6 +425,7 @@ def test_barred_cuts_go_first() -> None:
     tier = Resident(3 * size)
     first, second, third = (put(tier, range(n, n + 10)) for n in (0, 100, 200))
     tier.settle(third, "refused")
+    (tier.pin(third) or pytest.fail("gone")).release()
     put(tier, range(300, 310))
     assert tier.publication(third) is None
     assert tier.publication(first) == tier.publication(second) == "pending"
