@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -83,7 +83,9 @@ class Access:
                 size = self._disk.size(handle)
             yield File(self._disk, handle, path, size)
         finally:
-            self._disk.close(handle)
+            # What was read was digested: closing has no say in it.
+            with suppress(OSError):
+                self._disk.close(handle)
 
     def header(self, file: File, kind: str) -> Header:
         """The header of a file that should have the format ``kind``.

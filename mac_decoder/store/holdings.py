@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mac_decoder.store import names
-from mac_decoder.store.events import Deleting, DeleteReason, Event, Listener
+from mac_decoder.store.events import DeleteReason, Deleting, Event, Listener
 from mac_decoder.store.files import Disk
 from mac_decoder.store.index import Change, Index
 from mac_decoder.store.ledger import Cut, Ledger

@@ -76,9 +76,7 @@ def open_holdings(
     return held, lock
 
 
-def _open_index(
-    directory: Path, owner: str, open_index: OpenIndex
-) -> tuple[Index, Content, bool]:
+def _open_index(directory: Path, owner: str, open_index: OpenIndex) -> tuple[Index, Content, bool]:
     """The index and what it says; a new one, and true, where the old one cannot be read."""
     new = not (directory / index.NAME).exists()
     try:

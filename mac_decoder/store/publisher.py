@@ -72,6 +72,7 @@ class Publisher:
         self._ready = threading.Condition()
         self._busy = False
         self._open = True
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="store-publish", daemon=True)
         self._thread.start()
 
@@ -95,12 +96,13 @@ class Publisher:
     def waiting(self) -> int:
         """Jobs that have no outcome yet."""
         with self._ready:
-            return len(self._queue) + self._busy
+            return self._unfinished()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until every job has its outcome; whether that was reached."""
         with self._ready:
-            return self._ready.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+            self._ready.wait_for(lambda: self._ended or not self._unfinished(), timeout_s)
+            return not self._unfinished()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more jobs, drain, end the thread; whether all jobs were published in time.
@@ -120,11 +122,23 @@ class Publisher:
         self._thread.join()
         return drained
 
+    def _unfinished(self) -> int:
+        return len(self._queue) + self._busy
+
     def _absorbed(self, job: Job) -> list[Job]:
         return [step for step in self._queue if step.role == "step" and job.extends(step)]
 
     def _run(self) -> None:
         _give_way()
+        try:
+            self._loop()
+        finally:
+            with self._ready:
+                # Whatever ended it: nobody waits for this thread for ever.
+                self._open, self._ended = False, True
+                self._ready.notify_all()
+
+    def _loop(self) -> None:
         while True:
             with self._ready:
                 woken = self._ready.wait_for(lambda: self._queue or not self._open, _TIDY_EVERY_S)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from mac_decoder.reuse.cut import REST, Piece, Place, block_sizes
-from mac_decoder.store.container import malformed
 from mac_decoder.store.access import Access, Effort, File, Source, fault, named
+from mac_decoder.store.container import malformed
 from mac_decoder.store.files import Disk
 from mac_decoder.store.manifest import (
     BLOCK_FORMAT,

@@ -11,7 +11,8 @@ import errno
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -119,7 +120,7 @@ class Store:
         Raises ``ConfigError`` (``store_locked``, ``cache_cap_too_small``, and
         ``cache_dir_unusable`` where the disk refuses).
         """
-        try:
+        with _usable(directory):
             held, lock = open_holdings(
                 directory,
                 store_key,
@@ -129,13 +130,6 @@ class Store:
                 listener,
                 open_index,
             )
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"the cache directory {directory} cannot be used: {error}",
-                reason="cache_dir_unusable",
-                field="cache_dir",
-                hint="check its owner and free space, choose another --cache-dir, or use --no-disk",
-            ) from error
         return cls(held, lock.release)
 
     # -- reading
@@ -330,9 +324,9 @@ class Store:
 
         Stale is what nobody here can use: other formats and store keys, damage, quarantine,
         orphans, and with ``identity`` the cuts of all others. Returns files and bytes that were
-        deleted, or would be. Raises ``OSError`` or ``sqlite3.Error`` if the disk fails.
+        deleted, or would be. Raises ``ConfigError`` (``cache_dir_unusable``) if the disk fails.
         """
-        with self._held.writing:
+        with self._held.writing, _usable(self._held.directory):
             self._quarantine.settle()
             if stale:
                 spaces = self.namespaces().items()
@@ -346,8 +340,11 @@ class Store:
             return self._sweeper.delete(plan, "prune")
 
     def clear(self, *, dry_run: bool = False) -> Tally:
-        """Delete everything but the lock, the tag and files that are not ours."""
-        with self._held.writing:
+        """Delete everything but the lock, the tag and files that are not ours.
+
+        Returns and raises as :meth:`prune`.
+        """
+        with self._held.writing, _usable(self._held.directory):
             self._quarantine.settle()
             plan = self._sweeper.plan_all()
             if dry_run:
@@ -413,3 +410,17 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _usable(directory: Path) -> Iterator[None]:
+    """Turn what the disk says into an error for whoever chose the directory."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(
+            f"the cache directory {directory} cannot be used: {error}",
+            reason="cache_dir_unusable",
+            field="cache_dir",
+            hint="check its owner and free space, choose another --cache-dir, or use --no-disk",
+        ) from error

@@ -36,7 +36,8 @@ def opened(
     key: bytes = KEY,
 ) -> Store:
     """A store on ``disk``; its index is a real file in ``directory``."""
-    return Store.open(
+    disk.store = None
+    disk.store = store = Store.open(
         directory,
         key,
         cap,
@@ -45,14 +46,16 @@ def opened(
         (events if events is not None else []).append,
         lambda where, owner: SimulatedIndex(where, owner, disk),
     )
+    return store
 
 
-def crashed(store: Store, directory: Path, disk: SimulatedDisk) -> SimulatedDisk:
+def crashed(directory: Path, disk: SimulatedDisk) -> SimulatedDisk:
     """Cut the power: the disk as the next start finds it, the index put back likewise."""
     disk.dead = True
-    store._held.index.close()
-    store._held.reader.close()
-    store._release()
+    if isinstance(disk.store, Store):
+        disk.store._held.index.close()
+        disk.store._held.reader.close()
+        disk.store._release()
     after = disk.crashed()
     index.remove(directory)
     if after.snapshots:

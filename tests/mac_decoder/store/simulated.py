@@ -58,6 +58,7 @@ class SimulatedDisk:
         self.capacity = 1 << 40
         self.peak = 0
         self.snapshots: list[bytes] = []
+        self.store: object = None
         self._names: dict[Path, Inode] = {}
         self._durable: dict[Path, Inode] = {}
         self._cached: dict[Path, Inode] = {}

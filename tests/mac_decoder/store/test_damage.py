@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from mac_decoder.reuse.cut import pieces
 from mac_decoder.store import index
 from mac_decoder.store.events import Event, Invalid
 from mac_decoder.store.index import Index
 from mac_decoder.store.key import key_number
 from mac_decoder.store.manifest import StoreKeys
 from mac_decoder.store.reading import Reader
-from mac_decoder.reuse.cut import pieces
 from mac_decoder.store.store import Store
 from protocol.errors import IntegrityError
 from protocol.layout import FullLayer, Layout, SlidingLayer

@@ -10,7 +10,7 @@ from mac_decoder.store.files import RealDisk
 from mac_decoder.store.publishing import Published
 from mac_decoder.store.store import Store
 from protocol.layout import Layout
-from tests.mac_decoder.reuse.made import BLOCKLESS, FULL, LAYOUTS, RECURRENT, SLIDING
+from tests.mac_decoder.reuse.made import FULL, LAYOUTS, RECURRENT, SLIDING
 from tests.mac_decoder.store.made import (
     IDENTITY,
     KEY,

@@ -98,11 +98,11 @@ def test_the_least_recently_used_goes_first_and_is_announced(tmp_path: Path) -> 
 def test_blocks_that_others_need_stay(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     with opened(tmp_path, disk, cap=MIN_CAP) as store:
-        first, second = conversation(1030, 1, shared=1024), conversation(1040, 2, shared=1024)
+        first, second = conversation(1224, 1, shared=1024), conversation(1224, 2, shared=1024)
         publish(store, WIDE, first)
         publish(store, WIDE, second)
         publish(store, WIDE, text(5, 7))
-        publish(store, WIDE, text(6, 2))
+        publish(store, WIDE, conversation(105, 6))
         assert not serves(store, WIDE, first)
         assert serves(store, WIDE, second)
 
@@ -138,7 +138,7 @@ def test_the_floor_keeps_space_free(tmp_path: Path) -> None:
         for seed in range(5):
             assert isinstance(publish(store, WIDE, text(seed)), Published)
             assert disk.free(tmp_path) >= floor
-        assert store.stats().cuts == 1
+        assert store.stats().cuts == 2
         refused = publish(store, WIDE, text(9, 9))
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.out_of_space) == ("store_under_floor", True)
