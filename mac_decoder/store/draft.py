@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from mac_decoder.store import names
@@ -29,7 +30,7 @@ class Draft:
         """
         disk = self._held.disk
         target = self._held.path(path)
-        temporary = f"{names.TEMP}/{target.name}"
+        temporary = f"{names.TEMP}/{secrets.token_hex(16)}"
         nbytes = sum(buffer.nbytes for buffer in buffers)
         handle = disk.create(self._held.path(temporary))
         self.paths.append((temporary, nbytes))

@@ -11,12 +11,15 @@ import errno
 import fcntl
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 _MOST_BUFFERS: Final = 512
-"""Buffers of one ``writev``; the kernels' limit is 1024."""
+_LONGEST_BUFFER: Final = 1 << 20
+"""So no ``writev`` has more than 512 MiB; macOS refuses 2 GiB, and more than 1024 buffers."""
 
 
 class Found(NamedTuple):
@@ -100,11 +103,13 @@ class RealDisk:
         return os.open(path, flags, 0o600)
 
     def write(self, handle: int, buffers: Sequence[memoryview]) -> None:
-        pending = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        pending = deque(
+            part for buffer in buffers if buffer.nbytes for part in _parts(buffer.cast("B"))
+        )
         while pending:
-            written = os.writev(handle, pending[:_MOST_BUFFERS])
+            written = os.writev(handle, list(islice(pending, _MOST_BUFFERS)))
             while pending and written >= pending[0].nbytes:
-                written -= pending.pop(0).nbytes
+                written -= pending.popleft().nbytes
             if written:
                 pending[0] = pending[0][written:]
 
@@ -150,7 +155,7 @@ class RealDisk:
     def read_into(self, handle: int, view: memoryview, offset: int) -> int:
         done = 0
         while done < view.nbytes:
-            count = os.preadv(handle, [view[done:]], offset + done)
+            count = _read_at(handle, view[done:], offset + done)
             if count == 0:
                 break
             done += count
@@ -174,3 +179,17 @@ class RealDisk:
     def free(self, path: Path) -> int:
         volume = os.statvfs(path)
         return volume.f_bavail * volume.f_frsize
+
+
+def _parts(buffer: memoryview) -> Iterator[memoryview]:
+    for start in range(0, buffer.nbytes, _LONGEST_BUFFER):
+        yield buffer[start : start + _LONGEST_BUFFER]
+
+
+def _read_at(handle: int, view: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, [view], offset)
+    # Older systems copy once more.
+    data = os.pread(handle, view.nbytes, offset)
+    view[: len(data)] = data
+    return len(data)

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, ClassVar, Final, NamedTuple, get_args
 
 from mac_decoder.store.manifest import Role
 from protocol.pairing import length_prefixed
@@ -107,6 +107,8 @@ class Index:
     not happened.
     """
 
+    synchronous: ClassVar[str] = "FULL"
+
     def __init__(self, directory: Path, owner: str) -> None:
         """Open or create, for the store key whose public number is ``owner``.
 
@@ -131,7 +133,7 @@ class Index:
         run("PRAGMA locking_mode = EXCLUSIVE")
         run(f"PRAGMA page_size = {_PAGE}")
         run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = FULL")
+        run(f"PRAGMA synchronous = {self.synchronous}")
         # Pages reach the disk at commits only, so that their number is known before.
         run("PRAGMA wal_autocheckpoint = 0")
         run("PRAGMA cache_spill = OFF")

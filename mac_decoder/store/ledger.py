@@ -40,13 +40,17 @@ class BlockFile:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A block in its chain. ``users`` counts the nodes after it and the cuts that end here."""
+    """A block in its chain. ``users`` counts the nodes after it and the cuts that end here.
+
+    ``chain_nbytes`` are the bytes of its file and of all before it.
+    """
 
     number: int
     parent: Node | None
     block: bytes
     file: BlockFile | None
     depth: int
+    chain_nbytes: int
     users: int = 0
     after: set[Node] = field(default_factory=set)
 
@@ -149,7 +153,9 @@ class Ledger:
         """A new node; ``number`` is its number in the index, 0 for the next one."""
         number = number or self._next_node
         self._next_node = max(self._next_node, number + 1)
-        node = Node(number, parent, block, file, parent.depth + 1 if parent else 1)
+        depth, before = (parent.depth, parent.chain_nbytes) if parent else (0, 0)
+        nbytes = file.nbytes if file else 0
+        node = Node(number, parent, block, file, depth + 1, before + nbytes)
         self._nodes[_key(node)] = node
         self._named.setdefault(block, []).append(node)
         if parent:
@@ -193,8 +199,12 @@ class Ledger:
     def resize_block(self, file: BlockFile, nbytes: int) -> None:
         """The file is there, with another size than the books had."""
         self.set_present(file, False)
-        file.nbytes = nbytes
         file.trusted = False
+        if file.nbytes != nbytes:
+            file.nbytes = nbytes
+            for node in self.nodes():
+                before = node.parent.chain_nbytes if node.parent else 0
+                node.chain_nbytes = before + (node.file.nbytes if node.file else 0)
         self.set_present(file, True)
 
     def set_present(self, file: BlockFile, present: bool) -> None:
@@ -376,7 +386,7 @@ class Ledger:
         for cut in self.cuts.values():
             if cut.children:
                 continue
-            total += sum(node.file.nbytes for node in cut.nodes() if node.file)
+            total += cut.node.chain_nbytes if cut.node else 0
             at: Cut | None = cut
             while at is not None:
                 total += at.nbytes

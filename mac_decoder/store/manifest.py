@@ -194,6 +194,7 @@ def _decode(header: Header, bound: memoryview) -> Manifest:
         raise malformed("tensors")
     at = header.nbytes
     tokens = np.frombuffer(bound[at : at + 4 * position], dtype="<u4")
+    tokens.setflags(write=False)
     at += 4 * position
     files = _digests(bound, at, count)
     rest = _digests(bound, at + NAME_BYTES * count, len(places))

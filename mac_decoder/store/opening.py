@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from mac_decoder.store import index, names
@@ -93,17 +94,29 @@ def _open_index(directory: Path, owner: str, open_index: OpenIndex) -> tuple[Ind
 
 
 def _settle(held: Holdings, content: Content, made: Recovered) -> None:
-    """Bring the cap, the books and the index together."""
+    """Bring the cap, the books and the index together.
+
+    A disk that fails here still lets cuts be read: the index then says less than the files,
+    which the next start finds out.
+    """
     sweeper = Sweeper(held)
-    for path, other in list(held.ledger.other.items()):
-        if other.kind == "unfinished":
-            sweeper.delete_other(path, "unfinished")
+    try:
+        for path, other in list(held.ledger.other.items()):
+            if other.kind == "unfinished":
+                sweeper.delete_other(path, "unfinished")
+    except OSError:
+        held.count("delete_failures")
     rows = sum(change.rows for change in difference(content, made))
-    if held.room() < rows * _ROW_BYTES:
-        # Cuts that the index never knew go without a trace in it.
-        sweeper.delete(sweeper.plan(rows * _ROW_BYTES - held.room()), "room")
-    for change in difference(content, made):
-        _commit_in_steps(held, change)
+    try:
+        if held.room() < rows * _ROW_BYTES:
+            # Cuts that the index never knew go without a trace in it.
+            sweeper.delete(sweeper.plan(rows * _ROW_BYTES - held.room()), "room")
+        for change in difference(content, made):
+            _commit_in_steps(held, change)
+    except OSError:
+        held.count("delete_failures")
+    except sqlite3.Error:
+        held.count("index_failures")
 
 
 def _commit_in_steps(held: Holdings, change: Change) -> None:
@@ -127,14 +140,17 @@ def _commit_in_steps(held: Holdings, change: Change) -> None:
 def _keep_out_of_backups(directory: Path) -> None:
     """Mark the directory as a cache, for programs that make backups."""
     tag = directory / names.CACHE_TAG
-    if not tag.exists():
-        tag.write_text(names.CACHE_TAG_TEXT)
-        tag.chmod(0o600)
+    if tag.exists():
+        return
+    tag.write_text(names.CACHE_TAG_TEXT)
+    tag.chmod(0o600)
     if sys.platform == "darwin":
-        # Time Machine reads an attribute that this tool sets; without it nothing else is lost.
-        subprocess.run(
-            ["/usr/bin/tmutil", "addexclusion", str(directory)],
-            check=False,
-            capture_output=True,
-            timeout=30,
-        )
+        # Time Machine reads an attribute that this tool sets. A cache in a backup is a waste of
+        # space and no more, so a failure stops nothing.
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                ["/usr/bin/tmutil", "addexclusion", str(directory)],
+                check=False,
+                capture_output=True,
+                timeout=30,
+            )

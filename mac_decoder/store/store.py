@@ -323,8 +323,9 @@ class Store:
         """Delete down to ``to_bytes`` on disk, least recently used first, or what is stale.
 
         Stale is what nobody here can use: other formats and store keys, damage, quarantine,
-        orphans, and with ``identity`` the cuts of all others. Returns files and bytes that were
-        deleted, or would be. Raises ``ConfigError`` (``cache_dir_unusable``) if the disk fails.
+        orphans, and with ``identity`` the cuts of all others. One of the two must be asked for.
+        Returns files and bytes that were deleted, or would be. Raises ``ConfigError``
+        (``cache_dir_unusable``) if the disk fails.
         """
         with self._held.writing, _usable(self._held.directory):
             self._quarantine.settle()
@@ -333,7 +334,9 @@ class Store:
                 others = {space for space, other in spaces if identity and other != identity}
                 plan = self._sweeper.plan_stale(others)
             else:
-                excess = self._held.ledger.on_disk - (to_bytes or 0)
+                if to_bytes is None:
+                    raise ValueError("prune needs a size, or stale")
+                excess = self._held.ledger.on_disk - to_bytes
                 plan = self._sweeper.plan(max(0, excess))
             if dry_run:
                 return Tally(plan.files, plan.freed)

@@ -155,8 +155,12 @@ class Sweeper:
                     if cut.pins or held.ledger.cuts.get(cut.name) is not cut:
                         continue
                     # From here on no reader finds it.
-                    cut.withheld = "invalid"
-                held.remove_file(names.cut_path(cut.file), cut.nbytes, reason)
+                    before, cut.withheld = cut.withheld, "invalid"
+                try:
+                    held.remove_file(names.cut_path(cut.file), cut.nbytes, reason)
+                except OSError:
+                    cut.withheld = before
+                    raise
                 with held.lock:
                     removed = held.ledger.remove_cut(cut)
                     held.dirty.update(child.name for child in cut.children)

@@ -262,13 +262,16 @@ class SimulatedDisk:
 
 
 class SimulatedIndex(Index):
-    """An index whose commits are operations of a simulated disk."""
+    """An index whose commits are operations of a simulated disk.
+
+    What survives is simulated too: no need to wait for the machine's own.
+    """
+
+    synchronous = "OFF"
 
     def __init__(self, directory: Path, owner: str, disk: SimulatedDisk) -> None:
         self._disk = disk
         super().__init__(directory, owner)
-        # What survives is simulated: no need to wait for the machine's own disk.
-        self._database.execute("PRAGMA synchronous = OFF")
         self._keep()
 
     def commit(self, change: Change) -> None:

@@ -13,7 +13,7 @@ from mac_decoder.store.events import Event
 from mac_decoder.store.publishing import Published, Refused
 from protocol.errors import ConfigError, IntegrityError
 from tests.mac_decoder.reuse.made import SLIDING
-from tests.mac_decoder.store.made import conversation, opened, publish, restored, walk
+from tests.mac_decoder.store.made import conversation, opened, publish, restored, serves, walk
 from tests.mac_decoder.store.scenario import Truth, scenario
 from tests.mac_decoder.store.simulated import SimulatedDisk
 
@@ -141,5 +141,13 @@ def test_the_index_alone_fails(tmp_path: Path) -> None:
         publish(store, SLIDING, conversation(600))
     index.remove(tmp_path)
     disk.fail_kinds, disk.fail_at, disk.stuck = frozenset({"commit"}), 1, True
-    with pytest.raises(ConfigError):
-        opened(tmp_path, disk)
+    with opened(tmp_path, disk) as store:
+        assert serves(store, SLIDING, conversation(600))
+        assert store.stats().counts["index_failures"] > 0
+        refused = publish(store, SLIDING, conversation(700))
+        assert getattr(refused, "reason", "") == "index_failed"
+        disk.fail_at = None
+        publish(store, SLIDING, conversation(700))
+    with opened(tmp_path, disk) as store:
+        assert serves(store, SLIDING, conversation(600))
+        assert serves(store, SLIDING, conversation(700))

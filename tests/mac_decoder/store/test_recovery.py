@@ -158,10 +158,10 @@ def test_what_does_not_belong_is_counted_apart_and_left(
 
 
 def test_an_unfinished_file_is_announced_and_removed(tmp_path: Path, disk: SimulatedDisk) -> None:
-    disk.put(tmp_path / "temp/left.safetensors", b"half")
+    disk.put(tmp_path / "temp/left", b"half")
     events: list[Event] = []
     with opened(tmp_path, disk, events=events):
-        assert events == [Deleting("temp/left.safetensors", 4, "unfinished")]
+        assert events == [Deleting("temp/left", 4, "unfinished")]
         assert disk.files() == {}
 
 

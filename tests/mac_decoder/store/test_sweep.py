@@ -187,6 +187,8 @@ def test_prune_reaches_its_size_and_a_dry_run_tells_it(tmp_path: Path) -> None:
         assert told == done
         assert store.stats().on_disk == walk(tmp_path, disk) <= before // 2
         assert store.prune(to_bytes=before) == (0, 0)
+        with pytest.raises(ValueError):
+            store.prune()
         assert serves(store, WIDE, conversation(800, 5, shared=256))
 
 
