@@ -1,0 +1,1 @@
+"""What is kept of prompts, what may be served of it, and what that saved. No mlx in here."""

@@ -1,0 +1,272 @@
+"""The ladder: what to do for a prompt, given what every tier holds of it. Pure.
+
+Order: live, resident, durable, remote, local. :func:`plan` takes facts and returns a plan
+with its reasons; it reads no clock, touches no memory and asks nobody. What a held cut may
+serve has two limits, each a function of its own: :func:`resume_position` (the layout and the
+history allow it) and :func:`served_depth` (invariant 4: the durable tier vouches for it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import lcm
+from typing import Final
+
+from mac_decoder.engine.rates import local_seconds, threshold
+from mac_decoder.reuse.cut import can_supply, replayable
+from mac_decoder.reuse.facts import (
+    Base,
+    ContinueLive,
+    DeltaHandoff,
+    Facts,
+    FetchedTier,
+    FullHandoff,
+    Holding,
+    Live,
+    Local,
+    Offer,
+    Plan,
+    Remote,
+    Restore,
+)
+from protocol.blocks import BLOCK
+from protocol.layout import Layout, RecurrentLayer, SlidingLayer, payload_bytes
+from protocol.messages import History
+
+SHORTFALLS: Final[dict[str, str]] = {
+    "no_shared_prefix": "No tier holds the beginning of this prompt.",
+    "prompts_part": "The prompt and what is held have different tokens from a position on.",
+    "between_blocks": "Held rows past the last whole block or tile are computed again.",
+    "window_wrapped": "A sliding window has lost the rows that this position needs.",
+    "state_not_captured": "A recurrent state is held at other positions than this one.",
+    "live_branches": "A live sequence shares this prefix, but serves only its own continuation.",
+    "capped_by_durable": "The resident tier holds more than the durable tier vouches for.",
+    "delta_not_available": "The whole prompt is handed over although a part of it is held.",
+}
+"""Why a plan reuses less than is held or less than the whole prompt, by reason code."""
+
+
+def resume_position(layout: Layout, offer: Offer, limit: int) -> int:
+    """The deepest position at or below ``limit`` that ``offer`` can give a cache for; 0: none.
+
+    The cut itself, where it is a prefix of the prompt. Below it, full layers alone serve every
+    block boundary, and a window that has not wrapped every position, where the history can be
+    replayed to (on its tile grid and at its segment ends). A recurrent state serves none.
+    """
+    reach = min(offer.shared, limit)
+    if offer.position <= reach:
+        return offer.position
+    if not can_supply(layout, offer.position, 1):
+        return 0
+    windows = any(isinstance(layer, SlidingLayer) for layer in layout.layers)
+    return _replayable_at_or_below(offer.history, reach, 1 if windows else BLOCK)
+
+
+def served_depth(offer: Offer, durable: Holding | None) -> int:
+    """Invariant 4: how deep the resident tier may serve out of ``offer``.
+
+    Without a durable tier as deep as it holds. With one, as deep as the deepest authenticated
+    cut of the same chain; the whole cut while its own publication is pending, and where space
+    was all that was lacking; nothing of it once that ended as refused or invalid.
+    """
+    if durable is None:
+        return offer.position
+    match offer.publication:
+        case "pending" | "out_of_space":
+            return offer.position
+        case "published":
+            return min(offer.position, durable.shared)
+        case "refused" | "invalid":
+            return 0
+
+
+def plan(facts: Facts) -> Plan:
+    """The plan for a prompt: the deepest position that may be served, then who does the rest.
+
+    Among equally deep ones the order of the tiers decides. Raises ``ValueError`` for a prompt
+    without tokens.
+    """
+    if facts.tokens < 1:
+        raise ValueError("a prompt has at least one token")
+    shared, parts_at = _shared(facts)
+    if facts.end == 0:
+        return Plan(Local(), ("nothing_to_prefill",), shared, parts_at)
+    base, reasons = _base(facts, shared, parts_at)
+    delta = _delta(facts)
+    if base.position == facts.end:
+        return Plan(base, (*reasons, "cut_at_end"), shared, parts_at, delta)
+    armed = delta if facts.remote is not None and facts.remote.deltas else None
+    goes, why, fallback = _lane(facts, base, armed)
+    if not goes:
+        return Plan(base, (*reasons, *why), shared, parts_at, delta, fallback)
+    if armed is not None:
+        return Plan(armed, (*reasons, *why), shared, parts_at, delta)
+    if base.position or delta is not None:
+        why = (*why, "delta_not_available")
+    return Plan(FullHandoff(), (*reasons, *why), shared, parts_at, delta)
+
+
+def _shared(facts: Facts) -> tuple[int, int | None]:
+    """The longest shared prefix, and where it ends in different tokens."""
+    known = [(live.shared, _parts(live, facts.tokens)) for live in facts.live]
+    known += [(held.shared, held.parts_at) for held in (facts.resident, facts.durable) if held]
+    shared = max((length for length, _ in known), default=0)
+    ends = [parts for length, parts in known if length == shared]
+    # Where one tier has a cut that ends there, the prompt goes on from it: nothing parts.
+    parted = shared > 0 and all(parts is not None for parts in ends)
+    return shared, shared if parted else None
+
+
+def _parts(live: Live, tokens: int) -> int | None:
+    return live.shared if live.shared < min(live.position, tokens) else None
+
+
+def _base(facts: Facts, shared: int, parts_at: int | None) -> tuple[Base, tuple[str, ...]]:
+    """The deepest position that may be served without a handoff, and what fell short."""
+    end, layout = facts.end, facts.layout
+    best: Base = Local()
+    for live in facts.live:
+        # Only a true continuation: a branch would take the sequence away from its own turn.
+        if live.shared == live.position <= end and live.position > best.position:
+            best = ContinueLive(live.key, live.position)
+    uncapped = best.position
+    lacked_space = False
+    for offer in facts.resident.offers:
+        uncapped = max(uncapped, resume_position(layout, offer, end))
+        limit = min(end, served_depth(offer, facts.durable))
+        position = resume_position(layout, offer, limit)
+        if position > best.position:
+            best = Restore("resident", offer.key, offer.position, position)
+            lacked_space = offer.publication == "out_of_space"
+    for offer in facts.durable.offers if facts.durable else ():
+        position = resume_position(layout, offer, end)
+        if position > best.position:
+            best = Restore("durable", offer.key, offer.position, position)
+            lacked_space = False
+    reasons: list[str] = []
+    if shared == 0:
+        reasons.append("no_shared_prefix")
+    if parts_at is not None and parts_at < end:
+        reasons.append("prompts_part")
+    if best.position < uncapped:
+        reasons.append("capped_by_durable")
+    if max(best.position, uncapped) < min(shared, end):
+        reasons.append(_rounding(facts, shared))
+    if lacked_space and facts.durable is not None:
+        reasons.append("durable_out_of_space")
+    return best, tuple(reasons)
+
+
+def _rounding(facts: Facts, shared: int) -> str:
+    """Why the deepest shared position is not one to resume at."""
+    deepest = [offer for _, offer in _fetched(facts) if offer.shared == shared]
+    if not deepest:
+        return "live_branches"
+    if any(can_supply(facts.layout, offer.position, 1) for offer in deepest):
+        return "between_blocks"
+    kinds = {type(layer) for layer in facts.layout.layers}
+    return "state_not_captured" if RecurrentLayer in kinds else "window_wrapped"
+
+
+def _delta(facts: Facts) -> DeltaHandoff | None:
+    """The deepest delta that a fetched cut can be the lower part of, on the producer's grid."""
+    if facts.remote is None:
+        return None
+    best: DeltaHandoff | None = None
+    for tier, offer in _fetched(facts):
+        depth = offer.position if tier == "durable" else served_depth(offer, facts.durable)
+        reach = min(offer.shared, depth, facts.end - 1)
+        for limit in (reach, min(reach, _below_windows(facts))):
+            position = _replayable_at_or_below(offer.history, limit, facts.remote.tile)
+            if not position or not _supplies_delta(facts, offer.position, position):
+                continue
+            if best is None or position > best.position:
+                best = DeltaHandoff(tier, offer.key, offer.position, position)
+            break
+    return best
+
+
+def _fetched(facts: Facts) -> Iterator[tuple[FetchedTier, Offer]]:
+    for offer in facts.resident.offers:
+        yield "resident", offer
+    if facts.durable is not None:
+        for offer in facts.durable.offers:
+            yield "durable", offer
+
+
+def _windows(facts: Facts) -> list[int]:
+    return [layer.window for layer in facts.layout.layers if isinstance(layer, SlidingLayer)]
+
+
+def _below_windows(facts: Facts) -> int:
+    """The deepest start of a delta for which every window is sent whole."""
+    return max(facts.end - max(_windows(facts), default=0), 0)
+
+
+def _supplies_delta(facts: Facts, held: int, start: int) -> bool:
+    """Whether a cut at ``held`` has the window rows ``[max(0, end - window), start)``."""
+    end = facts.end
+    return all(start <= end - window or held <= max(end, window) for window in _windows(facts))
+
+
+def _replayable_at_or_below(history: Sequence[History], limit: int, step: int) -> int:
+    """The deepest multiple of ``step`` up to ``limit`` to which a history can be replayed."""
+    for span in reversed(history):
+        if span.first >= limit:
+            continue
+        reach = min(limit, span.last)
+        if reach % step == 0 and replayable((span,), reach):
+            return reach
+        grid = lcm(step, span.recipe.tile)
+        if reach // grid * grid > span.first:
+            return reach // grid * grid
+    return 0
+
+
+def _lane(
+    facts: Facts, base: Base, delta: DeltaHandoff | None
+) -> tuple[bool, tuple[str, ...], bool]:
+    """Whether to ask the producer, why, and whether it was wanted and could not be asked."""
+    remote = facts.remote
+    if facts.lane == "local":
+        return False, ("lane_local",), False
+    if remote is None:
+        return False, ("no_producer",), False
+    if not remote.ready:
+        return False, (remote.reason,), True
+    if facts.lane == "remote":
+        return True, ("lane_remote",), False
+    uncached = facts.end - base.position
+    limit = remote.fixed_threshold
+    if limit is None:
+        limit = threshold(payload_bytes(facts.layout, 0, facts.end) / facts.end, remote.speeds)
+        if limit is None:
+            return False, ("rates_favour_local",), False
+    if uncached < limit:
+        return False, ("below_threshold",), False
+    here = local_seconds(uncached, remote.speeds)
+    there = _handoff_seconds(facts, remote, delta.position if delta else 0)
+    faster = here is not None and there is not None and there < here
+    keeps = base.position > 0 and (delta is None or isinstance(base, ContinueLive))
+    if keeps and not faster:
+        return False, ("reuse_favoured",), False
+    if remote.fixed_threshold is None and here is not None and there is not None and here < there:
+        return False, ("producer_busy" if remote.backlog_tokens else "rates_favour_local",), False
+    return True, ("above_threshold",), False
+
+
+def _handoff_seconds(facts: Facts, remote: Remote, start: int) -> float | None:
+    """Expected time of a handoff over ``[start, end)`` behind the producer's backlog.
+
+    Rows travel while the next are computed. A prefix that the producer does not hold it
+    computes again, without sending it. ``None`` where nothing was measured.
+    """
+    speeds = remote.speeds
+    if speeds.producer <= 0 or speeds.link <= 0:
+        return None
+    end = facts.end
+    computed = end - start if remote.holds >= start else end
+    sent = payload_bytes(facts.layout, start, end)
+    each = max(1 / speeds.producer, payload_bytes(facts.layout, 0, end) / end / speeds.link)
+    waiting = remote.backlog_tokens * each
+    return speeds.overhead_s + waiting + max(computed / speeds.producer, sent / speeds.link)

@@ -1,0 +1,185 @@
+"""Publishing behind the response: one thread, a bounded queue, drained at a clean shutdown.
+
+Steps of a prefill that a later cut in the queue extends are not written only to be deleted:
+they wait for that cut, and share its outcome.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from mac_decoder.reuse.cut import BlockBody, CutBody
+from mac_decoder.store.manifest import Role
+from mac_decoder.store.publishing import Published, Refused
+from mac_decoder.store.store import Store
+from protocol.errors import BatonError
+from protocol.identity import Identity
+
+_LOG = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 64
+_TIDY_EVERY_S: Final = 30.0
+_NICENESS: Final = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A cut to publish. ``release`` is called once, after the outcome is told."""
+
+    space: bytes
+    identity: Identity
+    cut: CutBody
+    blocks: Sequence[BlockBody]
+    role: Role = "turn"
+    base: bytes | None = None
+    release: Callable[[], None] = lambda: None
+    waiting_too: tuple[Job, ...] = field(default=(), repr=False)
+
+    @property
+    def name(self) -> bytes:
+        """The cut's name."""
+        return self.cut.digest(self.space)
+
+    def extends(self, other: Job) -> bool:
+        """Whether this cut's tokens begin with those of ``other``, and go on."""
+        ours, theirs = self.cut, other.cut
+        return (
+            self.space == other.space
+            and ours.position > theirs.position
+            and ours.blocks[: len(theirs.blocks)] == theirs.blocks
+            and bool((ours.tokens[: theirs.position] == theirs.tokens).all())
+        )
+
+
+Told = Callable[[Job, Published | Refused], None]
+"""Called in the publisher's thread with each job's outcome; must not wait."""
+
+
+class Publisher:
+    """Publishes jobs in the order in which they came."""
+
+    def __init__(self, store: Store, told: Told) -> None:
+        self._store = store
+        self._told = told
+        self._queue: deque[Job] = deque()
+        self._ready = threading.Condition()
+        self._busy = False
+        self._open = True
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="store-publish", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> bool:
+        """Queue a job. False, and its outcome told, where it cannot be queued."""
+        with self._ready:
+            reason = "" if self._open else "store_closed"
+            absorbed = self._absorbed(job) if not reason else []
+            if not reason and len(self._queue) - len(absorbed) >= MOST_WAITING:
+                reason = "publisher_behind"
+            if not reason:
+                for step in absorbed:
+                    self._queue.remove(step)
+                earlier = tuple(kept for step in absorbed for kept in (*step.waiting_too, step))
+                self._queue.append(replace(job, waiting_too=earlier))
+                self._ready.notify_all()
+        if reason:
+            self._tell(job, Refused(job.name, job.cut.position, reason))
+        return not reason
+
+    def waiting(self) -> int:
+        """Jobs that have no outcome yet."""
+        with self._ready:
+            return self._unfinished()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until every job has its outcome; whether that was reached."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._ended or not self._unfinished(), timeout_s)
+            return not self._unfinished()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Take no more jobs, drain, end the thread; whether all jobs were published in time.
+
+        After the time-out the jobs that wait are refused as ``store_closed``; the one in
+        progress is finished first.
+        """
+        with self._ready:
+            self._open = False
+        drained = self.drain(timeout_s)
+        with self._ready:
+            left = list(self._queue)
+            self._queue.clear()
+            self._ready.notify_all()
+        for job in left:
+            self._tell(job, Refused(job.name, job.cut.position, "store_closed"))
+        self._thread.join()
+        return drained
+
+    def _unfinished(self) -> int:
+        return len(self._queue) + self._busy
+
+    def _absorbed(self, job: Job) -> list[Job]:
+        return [step for step in self._queue if step.role == "step" and job.extends(step)]
+
+    def _run(self) -> None:
+        _give_way()
+        try:
+            self._loop()
+        finally:
+            with self._ready:
+                # Whatever ended it: nobody waits for this thread for ever.
+                self._open, self._ended = False, True
+                self._ready.notify_all()
+
+    def _loop(self) -> None:
+        while True:
+            with self._ready:
+                woken = self._ready.wait_for(lambda: self._queue or not self._open, _TIDY_EVERY_S)
+                if woken and not self._queue:
+                    return
+                job = self._queue.popleft() if self._queue else None
+                self._busy = job is not None
+            if job is None:
+                self._store.flush()
+                continue
+            try:
+                self._publish(job)
+            finally:
+                with self._ready:
+                    self._busy = False
+                    self._ready.notify_all()
+
+    def _publish(self, job: Job) -> None:
+        try:
+            outcome = self._store.publish(
+                job.space, job.identity, job.cut, job.blocks, role=job.role, base=job.base
+            )
+        except BatonError as error:
+            # The cut itself is wrong: a fault of ours that must not end the thread.
+            _LOG.error("a cut cannot be published: %s (%s)", error.message, error.reason)
+            outcome = Refused(job.name, job.cut.position, error.reason)
+        self._tell(job, outcome)
+
+    def _tell(self, job: Job, outcome: Published | Refused) -> None:
+        for each in (*job.waiting_too, job):
+            name, position = each.name, each.cut.position
+            mine = outcome
+            if each is not job:
+                mine = replace(outcome, name=name, position=position)
+                if isinstance(mine, Published):
+                    mine = Published(name, position, superseded=(name,))
+            self._told(each, mine)
+            each.release()
+
+
+def _give_way() -> None:
+    """Let requests go first, where the system has priorities for threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,195 @@
+"""Making room: the byte cap, the free-space floor, and what users remove themselves.
+
+A plan says what goes before anything does: what is of no use first (damage, other formats and
+keys, orphans), then the least recently used cuts of all identities, with the blocks that
+only they need. If the plan cannot free enough, nothing is deleted.
+
+Order of a deletion: event, the cut's file, the blocks' files, directories, index. So no crash
+leaves a cut on record whose blocks were deleted before it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from mac_decoder.store import names
+from mac_decoder.store.events import DeleteReason
+from mac_decoder.store.holdings import Holdings
+from mac_decoder.store.ledger import BlockFile, Cut, Kind, Removed, Tally, Victims
+from protocol.errors import CapacityError
+
+_OF_NO_USE: Final[tuple[Kind, ...]] = (
+    "unfinished",
+    "duplicate",
+    "quarantined",
+    "malformed",
+    "foreign_key",
+    "stale_format",
+)
+"""In the order in which they go. Unreadable files may be readable at the next start."""
+
+
+_ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True)
+class Space:
+    """How many bytes are missing under the cap and above the floor; 0 where there is room."""
+
+    under_cap: int
+    above_floor: int
+
+
+class Sweeper:
+    """Deletes by plan. Callers hold ``holdings.writing``."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._held = holdings
+
+    def missing(self, nbytes: int) -> Space:
+        """What is missing before ``nbytes`` may be written. Raises ``OSError``."""
+        held = self._held
+        free = held.disk.free(held.directory)
+        return Space(
+            max(0, nbytes - held.room()),
+            max(0, nbytes + held.floor_bytes - free),
+        )
+
+    def make_room(self, nbytes: int, keep: Collection[Cut] = ()) -> None:
+        """Delete until ``nbytes`` may be written, sparing ``keep``.
+
+        Raises ``CapacityError`` (``store_over_cap``, ``store_under_floor``), with nothing
+        deleted, where that cannot be reached; ``OSError`` or ``sqlite3.Error`` if the disk fails.
+        """
+        for _attempt in range(_ATTEMPTS):
+            space = self.missing(nbytes)
+            short = max(space.under_cap, space.above_floor)
+            if not short:
+                return
+            plan = self.plan(short, keep)
+            if plan.freed < short:
+                break
+            # A reader may pin a victim meanwhile: then it is counted again.
+            self.delete(plan, "room")
+        over = space.under_cap >= space.above_floor
+        raise CapacityError(
+            "the durable tier has no room for a cut",
+            reason="store_over_cap" if over else "store_under_floor",
+            field="cache_max" if over else "free space",
+            found=nbytes,
+            hint="raise --cache-max or free space on the volume",
+        )
+
+    def plan(self, nbytes: int, keep: Collection[Cut] = ()) -> Victims:
+        """What to delete for ``nbytes``; frees less where there is no more to delete."""
+        with self._held.lock:
+            plan = Victims(self._held.ledger)
+            self._plan_useless(plan, nbytes)
+            spared = {id(cut) for cut in keep}
+            for cut in self._held.ledger.cuts.values():
+                if plan.freed >= nbytes:
+                    break
+                if not cut.pins and id(cut) not in spared:
+                    plan.add_cut(cut)
+        return plan
+
+    def plan_stale(self, foreign: Collection[bytes]) -> Victims:
+        """All that is of no use, and the cuts of the namespaces ``foreign``."""
+        with self._held.lock:
+            plan = Victims(self._held.ledger)
+            self._plan_useless(plan, None)
+            for cut in self._held.ledger.cuts.values():
+                if cut.space in foreign and not cut.pins:
+                    plan.add_cut(cut)
+        return plan
+
+    def plan_all(self) -> Victims:
+        """All but the lock, the tag, files that are not ours, and cuts that are being read."""
+        plan = self.plan_stale(self._held.spaces.keys())
+        for path, other in self._held.ledger.other.items():
+            if other.kind == "unreadable":
+                plan.add_other(path)
+        return plan
+
+    def _plan_useless(self, plan: Victims, nbytes: int | None) -> None:
+        ledger = self._held.ledger
+        for kind in _OF_NO_USE:
+            for path, other in ledger.other.items():
+                if nbytes is not None and plan.freed >= nbytes:
+                    return
+                if other.kind == kind:
+                    plan.add_other(path)
+        for file in ledger.idle_blocks():
+            if nbytes is not None and plan.freed >= nbytes:
+                return
+            plan.add_block(file)
+
+    def delete(self, plan: Victims, reason: DeleteReason) -> Tally:
+        """Carry out a plan; what was really deleted. Raises ``OSError`` or ``sqlite3.Error``."""
+        before = self._held.counts["deleted_files"], self._held.counts["deleted_bytes"]
+        for path in plan.other:
+            self.delete_other(path, reason)
+        self._delete_blocks(plan.blocks, reason)
+        self.delete_cuts(plan.cuts, reason)
+        after = self._held.counts["deleted_files"], self._held.counts["deleted_bytes"]
+        return Tally(after[0] - before[0], after[1] - before[1])
+
+    def delete_other(self, path: str, reason: DeleteReason) -> None:
+        """Remove a file that is neither a held cut nor a block."""
+        ledger = self._held.ledger
+        self._held.remove_file(path, ledger.other[path].nbytes, reason)
+        with self._held.lock:
+            del ledger.other[path]
+
+    def delete_cuts(self, cuts: Iterable[Cut], reason: DeleteReason) -> None:
+        """Remove cuts with the blocks that only they need; pinned ones stay."""
+        held = self._held
+        gone: list[bytes] = []
+        nodes: list[int] = []
+        try:
+            for cut in cuts:
+                with held.lock:
+                    if cut.pins or held.ledger.cuts.get(cut.name) is not cut:
+                        continue
+                    # From here on no reader finds it.
+                    before, cut.withheld = cut.withheld, "invalid"
+                try:
+                    held.remove_file(names.cut_path(cut.file), cut.nbytes, reason)
+                except OSError:
+                    cut.withheld = before
+                    raise
+                with held.lock:
+                    removed = held.ledger.remove_cut(cut)
+                    held.dirty.update(child.name for child in cut.children)
+                gone.append(cut.name)
+                nodes.extend(node.number for node in removed.nodes)
+                self._delete_blocks(removed.files, reason)
+        finally:
+            if gone:
+                held.disk.sync_directory(held.path(names.CUTS))
+                held.disk.sync_directory(held.path(names.BLOCKS))
+                held.forget_rows(gone, nodes)
+
+    def replaced(self, old: Cut, removed: Removed, cut: Cut) -> None:
+        """Finish what a cut's second publication left of the first. Never raises."""
+        held = self._held
+        try:
+            if old.file != cut.file:
+                held.remove_file(names.cut_path(old.file), old.nbytes, "superseded")
+            self._delete_blocks(removed.files, "superseded")
+            held.forget_rows([], [node.number for node in removed.nodes])
+        except (OSError, sqlite3.Error):
+            held.count("delete_failures")
+
+    def _delete_blocks(self, files: Iterable[BlockFile], reason: DeleteReason) -> None:
+        held = self._held
+        for file in files:
+            if file.users:
+                continue
+            if file.present:
+                held.remove_file(names.block_path(file.digest), file.nbytes, reason)
+            with held.lock:
+                held.ledger.drop_block(file)
