@@ -34,6 +34,7 @@ from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.generations import Generations
+from mac_decoder.handoff.link import Link
 from mac_decoder.handoff.trust import Trust, trust_of_file, trust_of_key
 from mac_decoder.reporting import complain, start_logging
 from protocol.addresses import is_loopback
@@ -55,6 +56,9 @@ _DRAIN_S: Final = 3
 
 _STOP_S: Final = 8.0
 """When a stop that hangs, in native code say, is cut short."""
+
+_FIRST_ATTEMPT_S: Final = 1.0
+"""How much later a node says that it is ready for a producer that does not answer."""
 
 _TELL_EVERY_S: Final = 2.0
 
@@ -85,6 +89,18 @@ def run(
     finally:
         if node is not None and node.last_resort is not None:
             node.last_resort.cancel()
+
+
+async def first_attempt(
+    link: Link, stopped: Callable[[], bool], patience_s: float = _FIRST_ATTEMPT_S
+) -> None:
+    """Wait until the first connection attempt has an outcome, but not for long.
+
+    A request right after ``ready`` then meets a link that is up, where there is a producer.
+    """
+    limit = time.monotonic() + patience_s
+    while link.state.name == "connecting" and time.monotonic() < limit and not stopped():
+        await asyncio.sleep(0.01)
 
 
 class _Server(uvicorn.Server):
@@ -144,6 +160,7 @@ class _Node:
             starting.result()
             if link is not None:
                 link.start()
+                await first_attempt(link, self._stopping.is_set)
             self._tell_ready()
             tasks.append(failing := asyncio.create_task(engine.failed()))
             await asyncio.wait([serving, stopping, failing], return_when=asyncio.FIRST_COMPLETED)
