@@ -233,7 +233,7 @@ def _lane(
     if remote is None:
         return False, ("no_producer",), False
     if not remote.ready:
-        return False, (remote.reason,), True
+        return False, (remote.reason,), facts.lane == "auto"
     if facts.lane == "remote":
         return True, ("lane_remote",), False
     uncached = facts.end - base.position
@@ -251,7 +251,7 @@ def _lane(
     if keeps and not faster:
         return False, ("reuse_favoured",), False
     if remote.fixed_threshold is None and here is not None and there is not None and here < there:
-        return False, ("producer_busy" if remote.backlog_tokens else "rates_favour_local",), False
+        return False, ("producer_backlog" if remote.backlog_tokens else "rates_favour_local",), False
     return True, ("above_threshold",), False
 
 

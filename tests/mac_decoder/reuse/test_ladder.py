@@ -452,7 +452,7 @@ LANES: list[tuple[str, Facts, Action, str]] = [
         "a busy producer",
         replace(NONE, remote=replace(PRODUCER, backlog_tokens=200_000)),
         Local(),
-        "producer_busy",
+        "producer_backlog",
     ),
 ]
 
