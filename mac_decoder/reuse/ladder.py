@@ -251,7 +251,11 @@ def _lane(
     if keeps and not faster:
         return False, ("reuse_favoured",), False
     if remote.fixed_threshold is None and here is not None and there is not None and here < there:
-        return False, ("producer_backlog" if remote.backlog_tokens else "rates_favour_local",), False
+        return (
+            False,
+            ("producer_backlog" if remote.backlog_tokens else "rates_favour_local",),
+            False,
+        )
     return True, ("above_threshold",), False
 
 
