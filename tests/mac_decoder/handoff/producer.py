@@ -222,6 +222,8 @@ class Peer:
     # The right way to serve, in steps that a test can replace
 
     def begin(self) -> None:
+        if self.machine.state != State.REQUESTED:
+            return  # withdrawn in the same breath as it was asked for
         self.machine.begin(transfer=os.urandom(16), computed_tokens=0, now=time.monotonic())
         self.flush()
 
