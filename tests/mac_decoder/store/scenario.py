@@ -25,7 +25,7 @@ class Truth:
     published: dict[bytes, tuple[Layout, Sequence[int]]] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    _files: dict[str, bytes] = field(default_factory=dict)
+    _since: dict[bytes, tuple[str, int]] = field(default_factory=dict)
 
     def publish(
         self, store: Store, layout: Layout, tokens: Sequence[int], role: str = "turn"
@@ -39,7 +39,7 @@ class Truth:
         assert isinstance(outcome, Published)
         self.published[outcome.name] = (layout, tokens)
         file = store._held.ledger.cuts[outcome.name].file
-        self._files[f"cuts/{file.hex()}.safetensors"] = outcome.name
+        self._since[outcome.name] = (f"cuts/{file.hex()}.safetensors", len(self.events))
 
     def read(self, store: Store, layout: Layout, tokens: Sequence[int]) -> None:
         """Read what may be there; only the medium may be at fault."""
@@ -50,9 +50,13 @@ class Truth:
                 raise
 
     def promised(self) -> list[tuple[Layout, Sequence[int]]]:
-        """Cuts that were acknowledged, and whose deletion was not announced."""
-        gone = {self._files.get(e.path) for e in self.events if isinstance(e, Deleting)}
-        return [known for name, known in self.published.items() if name not in gone]
+        """Cuts that were acknowledged, and whose deletion was not announced since."""
+        return [known for name, known in self.published.items() if not self._gone(name)]
+
+    def _gone(self, name: bytes) -> bool:
+        path, since = self._since[name]
+        later = self.events[since:]
+        return any(isinstance(event, Deleting) and event.path == path for event in later)
 
     def check(self, directory: Path, disk: SimulatedDisk) -> None:
         """After a restart: promised cuts are there, no cut is wrong, and work goes on."""
@@ -75,7 +79,10 @@ class Truth:
             for layout, tokens in self.tried:
                 assert serves(store, layout, tokens)
             assert store.stats().on_disk == walk(directory, disk)
+            # What a crash tore before it was ever acknowledged is damage, and left alone.
+            store.prune(stale=True)
             assert store.verify().bad == []
+            assert store.stats().on_disk == walk(directory, disk)
 
 
 def scenario(directory: Path, disk: SimulatedDisk, truth: Truth) -> None:
