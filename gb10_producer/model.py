@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from gb10_producer.prefill import Emit
+from gb10_producer.rope import inverse_frequencies
 from gb10_producer.tap import DTYPES, Pass, open_pass
 from gb10_producer.weights import LazyTensor, open_weights
 from protocol.checkpoint import Checkpoint
@@ -25,6 +26,9 @@ DeviceChoice = Literal["auto", "cuda", "cpu"]
 
 _NO_WINDOW: Final = 1 << 20
 """A window that no prompt outruns; some models insist on a number."""
+
+_FREQUENCY_TOLERANCE: Final = 1e-5
+"""Relative: far above what rounding does to a frequency, far below another formula."""
 
 _NOT_TORCHS: Final = ("quantization", "quantization_config", "quantize_activations")
 """What ``config.json`` says to mlx-lm about the files, and transformers would misread."""
@@ -95,6 +99,7 @@ def load(
         _require_complete(checkpoint, report)
         _restore_float32(decoder, tensors, dtype)
     _round_embed_scale(decoder, checkpoint)
+    _use_mlx_frequencies(decoder)
     decoder.requires_grad_(False)
     return ProducerModel(_placed(decoder.eval(), target), checkpoint, target, dtype)
 
@@ -203,6 +208,32 @@ def _round_embed_scale(decoder: Any, checkpoint: Checkpoint) -> None:
     if "round_embed_scale" in checkpoint.architecture.torch_tweaks:
         scale = decoder.embed_tokens.embed_scale
         decoder.embed_tokens.embed_scale = scale.to(torch.bfloat16).to(scale.dtype)
+
+
+def _use_mlx_frequencies(decoder: Any) -> None:
+    """Rotate by mlx's table of frequencies, which differs from torch's in the last bits only.
+
+    Raises ``ConfigError`` (``rope_differs``) where it differs by more: then the two frameworks
+    read the configuration in different ways.
+    """
+    parameters = getattr(decoder.config, "rope_parameters", None) or {}
+    context = {"original_max_position_embeddings": decoder.config.max_position_embeddings}
+    for name, table in list(decoder.named_buffers()):
+        layer_type, found, _ = name.rpartition(".")[2].rpartition("inv_freq")
+        if not found or layer_type == "original_" or layer_type.endswith("_original_"):
+            continue
+        own = parameters.get(layer_type.removesuffix("_"), parameters)
+        dims = 2 * table.shape[-1]
+        theirs = torch.from_numpy(inverse_frequencies(context | own, dims))
+        if not torch.allclose(table, theirs, rtol=_FREQUENCY_TOLERANCE, atol=0):
+            raise ConfigError(
+                "torch and mlx-lm would rotate by different frequencies",
+                reason="rope_differs",
+                field=name,
+                found=str(own.get("rope_type", "default")),
+                hint="report this model: its rope_parameters mean two things",
+            )
+        table.copy_(theirs)
 
 
 def _restore_float32(decoder: Any, tensors: Mapping[str, LazyTensor], dtype: torch.dtype) -> None:
