@@ -2,9 +2,11 @@
 
 Both frameworks compute ``base ** (-2i / dims)`` in float32, by other formulas, and differ in
 the last bit or two. Times a position that is an angle's error, and it grows with the prompt:
-1,500 tokens into SmolLM2 it made keys differ by 6e-5, where with mlx's own table they differ by 2e-6. Formulas: ``mlx.core.fast.rope`` (plain and linear) and ``mlx_lm.models.rope_utils``
-(llama3, yarn); the exponential is that of mlx's CPU backend (``simd/math.h``, after Cephes).
-Metal's exponential differs from either by as much as they do from each other.
+1,500 tokens into SmolLM2 it made keys differ by 6e-5, where with mlx's own table it is 2e-6.
+
+Formulas: ``mlx.core.fast.rope`` (plain and linear) and ``mlx_lm.models.rope_utils`` (llama3,
+yarn). The exponential is that of mlx's CPU backend (``simd/math.h``, after Cephes); Metal's
+differs from either framework's by as much as those differ from each other.
 
 Arrays are float32 of length ``dims / 2``.
 """
