@@ -47,11 +47,18 @@ def rows(layout: Layout, position: int) -> dict[Place, np.ndarray]:
     return found
 
 
-def made(position: int) -> tuple[CutBody, tuple[BlockBody, ...]]:
-    """A cut at ``position``."""
+def made(
+    position: int, longer: dict[Place, np.ndarray] | None = None
+) -> tuple[CutBody, tuple[BlockBody, ...]]:
+    """A cut at ``position``; rows of full layers are the first ones of ``longer``, if given."""
     tokens = np.random.default_rng(1).integers(0, 1 << 17, position, dtype=np.uint32)
     history = (History(0, position, Recipe("decoder_prefill", "cpu", "bfloat16", 2048)),)
-    return divide(LAYOUT, SPACE, tokens, rows(LAYOUT, position), history)
+    if longer is None:
+        return divide(LAYOUT, SPACE, tokens, rows(LAYOUT, position), history)
+    first = {
+        (r.index, r.role): longer[r.index, r.role][: r.nbytes] for r in regions(LAYOUT, 0, position)
+    }
+    return divide(LAYOUT, SPACE, tokens, first, history)
 
 
 def forget(directory: Path) -> None:
@@ -201,8 +208,9 @@ def chat(turns: int, position: int, directory: Path) -> dict[str, Any]:
     """What a chat of so many equal turns up to ``position`` writes."""
     with Store.open(directory / "cache", KEY, CAP, 0) as store:
         kept: dict[bytes, BlockBody] = {}
+        longer = rows(LAYOUT, position)
         for turn in range(turns):
-            cut, blocks = made(position * (turn + 1) // turns)
+            cut, blocks = made(position * (turn + 1) // turns, longer)
             # Interned, as the resident tier does.
             bodies = [kept.setdefault(body.hash, body) for body in blocks]
             assert isinstance(store.publish(SPACE, IDENTITY, cut, bodies), Published)
