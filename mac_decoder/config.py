@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import stat
+from decimal import Decimal
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from platformdirs import user_state_dir
+from platformdirs import user_cache_dir, user_state_dir
 
 from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
@@ -22,6 +24,7 @@ from protocol.pairing import KEY_BYTES
 
 _MAX_KEYS_FILE_BYTES: Final = 1 << 16
 _SECRET: Final = frozenset({"key", "api_keys"})
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgt]?)(i?)b?", re.ASCII | re.IGNORECASE)
 
 
 class DecoderConfig(
@@ -33,8 +36,12 @@ class DecoderConfig(
     directory's name if ``None``). ``producer`` is a ``wss://`` URL with ``pairing``, the
     file that pairing made, or a ``ws://`` URL of this machine with ``key`` (32 bytes).
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
-    bounds all caches (0: measured, see ``engine/memory.py``); ``prefill_step`` is the tile of
-    local prefill in tokens (0: by device). ``hosts`` and ``origins`` are allowed beside this
+    bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
+    the tile of local prefill in tokens (0: by device).
+
+    ``ram_max`` bytes bound the resident tier (``None``: measured, 0: none of it). ``disk`` says
+    whether caches are kept on disk, in ``cache_dir`` (empty: the platform's), and ``cache_max``
+    how many bytes of them (``None``: by the volume, see ``store/limits.py``). ``hosts`` and ``origins`` are allowed beside this
     machine's own; ``api_keys`` empty asks for none.
     """
 
@@ -51,6 +58,10 @@ class DecoderConfig(
     max_waiting: int = 64
     prefill_step: int = 0
     cache_bytes: int = 0
+    ram_max: int | None = None
+    disk: bool = True
+    cache_dir: str = ""
+    cache_max: int | None = None
     default_max_tokens: int | None = None
     default_temperature: float = 1.0
     hosts: tuple[str, ...] = ()
@@ -69,8 +80,18 @@ class DecoderConfig(
 
     @property
     def state_path(self) -> Path:
-        """Where generations and digests are remembered."""
+        """Where generations, digests and the store key are kept."""
         return Path(self.state_dir or user_state_dir("baton")) / "decoder"
+
+    @property
+    def cache_path(self) -> Path:
+        """Where caches are kept on disk."""
+        return Path(self.cache_dir or user_cache_dir("baton")) / "kv"
+
+    @property
+    def store_key_path(self) -> Path:
+        """The file of the store key; not beside what it authenticates."""
+        return self.state_path / "store.key"
 
 
 def check(config: DecoderConfig) -> DecoderConfig:
@@ -86,6 +107,7 @@ def check(config: DecoderConfig) -> DecoderConfig:
         ("max_waiting", 0),
         ("prefill_step", 0),
         ("cache_bytes", 0),
+        ("ram_max", 0),
         ("remote_threshold", 1),
         ("default_max_tokens", 1),
     ):
@@ -169,7 +191,11 @@ def parser() -> argparse.ArgumentParser:
     add("--max-concurrent", type=int, default=16, metavar="N", help="requests worked on at once")
     add("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait")
     add("--prefill-step", type=int, default=0, metavar="N", help="tile of local prefill")
-    add("--cache-gb", type=float, default=0.0, metavar="GB", help="memory for all caches")
+    add("--memory-max", type=size, default=0, metavar="SIZE", help="memory for requests' caches")
+    add("--ram-max", type=size, metavar="SIZE", help="memory for caches that are kept, 0 for none")
+    add("--cache-dir", default="", metavar="DIR", help="where caches are kept on disk")
+    add("--cache-max", type=size, metavar="SIZE", help="disk space for them, such as 50GB")
+    add("--no-disk", action="store_true", help="keep no caches on disk")
     add("--default-max-tokens", type=int, metavar="N", help="where a request gives no limit")
     add("--default-temperature", type=float, default=1.0, metavar="T", help="(%(default)s)")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another Host name")
@@ -178,6 +204,19 @@ def parser() -> argparse.ArgumentParser:
     add("--state-dir", default="", metavar="DIR", help="where generations are remembered")
     add("--log-level", choices=("debug", "info", "warning"), default="info")
     return made
+
+
+def size(text: str) -> int:
+    """Bytes in a size as people write it: ``500MB``, ``1.5 GiB``, ``800000``.
+
+    Raises ``argparse.ArgumentTypeError`` (the type of an option's argument).
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give bytes, or 500MB, 20GB, 8GiB")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(Decimal(number) * base ** " kmgt".index(unit.lower() or " "))
 
 
 def config_from(args: list[str]) -> DecoderConfig:
@@ -203,7 +242,11 @@ def config_from(args: list[str]) -> DecoderConfig:
             max_concurrent=given.max_concurrent,
             max_waiting=given.max_waiting,
             prefill_step=given.prefill_step,
-            cache_bytes=int(given.cache_gb * 1e9),
+            cache_bytes=given.memory_max,
+            ram_max=given.ram_max,
+            disk=not given.no_disk,
+            cache_dir=given.cache_dir,
+            cache_max=given.cache_max,
             default_max_tokens=given.default_max_tokens,
             default_temperature=given.default_temperature,
             hosts=tuple(given.allow_host),

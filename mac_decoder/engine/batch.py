@@ -11,6 +11,7 @@ from that of prefilled rows, and nothing here promises them to be the same bits.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,16 @@ from protocol.layout import Layout
 UNLIMITED = 1 << 30
 
 
+class First(enum.Enum):
+    """Where a sequence's first token stands."""
+
+    TO_LAUNCH = enum.auto()
+    LAUNCHED = enum.auto()
+    GIVEN = enum.auto()
+    """Handed on, while the generator, which launches a step ahead, has yet to return it."""
+    PAST = enum.auto()
+
+
 @dataclass(slots=True)
 class Member:
     """A sequence in a group. ``position`` is its cache's, ``rows`` what is reserved for it."""
@@ -35,8 +46,7 @@ class Member:
     draw: Draw
     position: int
     rows: int
-    fresh: bool = True
-    """No token of it has been read yet."""
+    first: First = First.TO_LAUNCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,6 @@ class Step:
     """What one step gave for one sequence; ``ended`` is set with its last token."""
 
     key: int
-    token: int
     drawn: Drawn
     ended: FinishReason | None
 
@@ -90,18 +99,44 @@ class Group:
         self.members[uid] = member
 
     def step(self) -> list[Step]:
-        """Launch the next step of every member and return what the one before it gave."""
-        _prompts, responses = self._generator.next()
-        steps: list[Step] = []
-        for response in responses:
-            member = self.members[response.uid]
-            member.position += 1
-            member.fresh = False
-            ended: FinishReason | None = response.finish_reason  # pyright: ignore
-            steps.append(Step(member.key, response.token, member.draw.read(), ended))
-            if ended is not None:
-                del self.members[response.uid]
-        return steps
+        """Launch the next step of every member and return what the one before it gave.
+
+        A first token that was launched is handed on alone, before anything else is launched:
+        the generator itself returns it one step later.
+        """
+        launched = [uid for uid, member in self.members.items() if member.first is First.LAUNCHED]
+        if launched:
+            return [self._hand_on_first(uid) for uid in launched]
+        prompts, responses = self._generator.next()
+        for prompt in prompts:
+            if prompt.end_of_prompt:
+                self.members[prompt.uid].first = First.LAUNCHED
+        return [step for response in responses if (step := self._taken(response)) is not None]
+
+    def _hand_on_first(self, uid: int) -> Step:
+        member = self.members[uid]
+        member.position += 1
+        member.first = First.GIVEN
+        drawn, generation = member.draw.read(), member.generation
+        ended: FinishReason | None = None
+        if drawn.token in generation.stop_token_ids:
+            ended = "stop"
+        elif generation.max_tokens == 1:
+            ended = "length"
+        if ended is not None:
+            self._generator.remove([uid])
+            del self.members[uid]
+        return Step(member.key, drawn, ended)
+
+    def _taken(self, response: Any) -> Step | None:
+        member = self.members[response.uid]
+        if member.first is First.GIVEN:
+            member.first = First.PAST
+            return None
+        member.position += 1
+        if response.finish_reason is not None:
+            del self.members[response.uid]
+        return Step(member.key, member.draw.read(), response.finish_reason)
 
     def remove(self, key: int) -> bool:
         """Drop the sequence ``key`` and its cache; false where it is not a member."""
@@ -138,7 +173,7 @@ class Groups:
     @property
     def fresh(self) -> bool:
         """Whether a boundary step is under way, whose token nobody should wait for long."""
-        return any(member.fresh for member in self.members())
+        return any(member.first in (First.TO_LAUNCH, First.LAUNCHED) for member in self.members())
 
     @property
     def sizes(self) -> list[int]:

@@ -35,8 +35,9 @@ _COLDEST: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is known about one drawn token; ``finite`` is false where logits were NaN or inf."""
+    """One drawn token and what is known about it; ``finite`` is false for logits NaN or inf."""
 
+    token: int
     finite: bool
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -75,21 +76,23 @@ class Draw:
                 best = mx.argpartition(-exact, kth=self._top - 1, axis=-1)[:, : self._top]
                 facts += [best, mx.take_along_axis(exact, best, axis=-1)]
         self._step += 1
-        self._launched.append(tuple(facts))
-        return mx.depends([tokens], facts)[0]
+        drawn = mx.depends([tokens], facts)[0]
+        self._launched.append((drawn, *facts))
+        return drawn
 
     def read(self) -> Drawn:
-        """The facts of the oldest draw not read yet, whose token is on the host already."""
-        maximum, *reported = self._launched.popleft()
+        """The oldest draw not read yet; waits for the step that it was launched with."""
+        drawn, maximum, *reported = self._launched.popleft()
+        token = int(_number(drawn))
         finite = math.isfinite(_number(maximum))
         if not reported or not finite:
-            return Drawn(finite)
+            return Drawn(token, finite)
         chosen, *best = reported
         top: tuple[tuple[int, float], ...] = ()
         if best:
             ids, values = (np.array(array)[0].tolist() for array in best)
             top = tuple(sorted(zip(ids, values, strict=True), key=lambda pair: -pair[1]))
-        return Drawn(finite, _number(chosen), top)
+        return Drawn(token, finite, _number(chosen), top)
 
     def _choose(self, logprobs: mx.array) -> mx.array:
         if self._greedy:

@@ -285,7 +285,7 @@ class Worker:
             return
         self._generated += 1
         if step.ended != "stop":
-            self._emit(request, Token(step.token, step.drawn.logprob, step.drawn.top))
+            self._emit(request, Token(step.drawn.token, step.drawn.logprob, step.drawn.top))
         if step.ended is not None:
             self._end(
                 request, Finished("stop" if step.ended == "stop" else "length", request.report())

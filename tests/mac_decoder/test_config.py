@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import msgspec
@@ -12,6 +13,7 @@ from mac_decoder.config import (
     check,
     config_from,
     read_key,
+    size,
 )
 from mac_decoder.endpoint import listen
 from protocol.errors import EXIT_CONFIG, ConfigError
@@ -39,7 +41,8 @@ def test_every_option_arrives(tmp_path):
     text = (
         "--model m --served-name n --host 0.0.0.0 --port 1 --producer wss://box:9 "
         "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
-        "--prefill-step 5 --cache-gb 1.5 --default-max-tokens 6 --default-temperature 0.5 "
+        "--prefill-step 5 --memory-max 1.5GB --ram-max 2GiB --cache-dir c --cache-max 3tb --no-disk "
+        "--default-max-tokens 6 --default-temperature 0.5 "
         "--allow-host a --allow-host b --allow-origin https://c --state-dir s "
         "--log-level debug"
     )
@@ -57,6 +60,10 @@ def test_every_option_arrives(tmp_path):
         max_waiting=4,
         prefill_step=5,
         cache_bytes=1_500_000_000,
+        ram_max=2 << 30,
+        disk=False,
+        cache_dir="c",
+        cache_max=3 * 10**12,
         default_max_tokens=6,
         default_temperature=0.5,
         hosts=("a", "b"),
@@ -65,6 +72,27 @@ def test_every_option_arrives(tmp_path):
         state_dir="s",
         log_level="debug",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", 0),
+        ("800000", 800_000),
+        ("500MB", 500_000_000),
+        ("1.5 GiB", 3 << 29),
+        ("2k", 2000),
+        ("7b", 7),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, found: int) -> None:
+    assert size(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "1 PB", "0x10", "1.2.3", "９MB", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        size(text)
 
 
 def test_the_key_comes_through_a_pipe_that_is_closed_afterwards():

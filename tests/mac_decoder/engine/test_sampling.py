@@ -134,8 +134,8 @@ def test_log_probabilities_are_the_distribution_before_temperature_and_filters()
 
 
 def test_none_reports_nothing_and_zero_the_chosen_alone() -> None:
-    _token, facts = drawn(Draw(Sampling(), None, VOCABULARY), row())
-    assert facts == Drawn(True)
+    token, facts = drawn(Draw(Sampling(), None, VOCABULARY), row())
+    assert facts == Drawn(token, True)
     _token, facts = drawn(Draw(Sampling(), 0, VOCABULARY), row())
     assert facts.logprob is not None
     assert facts.top == ()
