@@ -41,8 +41,8 @@ class DecoderConfig(
 
     ``ram_max`` bytes bound the resident tier (``None``: measured, 0: none of it). ``disk`` says
     whether caches are kept on disk, in ``cache_dir`` (empty: the platform's), and ``cache_max``
-    how many bytes of them (``None``: by the volume, see ``store/limits.py``). ``hosts`` and ``origins`` are allowed beside this
-    machine's own; ``api_keys`` empty asks for none.
+    how many bytes of them (``None``: by the volume, see ``store/limits.py``). ``hosts`` and
+    ``origins`` are allowed beside this machine's own; ``api_keys`` empty asks for none.
     """
 
     model: str

@@ -41,8 +41,8 @@ def test_every_option_arrives(tmp_path):
     text = (
         "--model m --served-name n --host 0.0.0.0 --port 1 --producer wss://box:9 "
         "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
-        "--prefill-step 5 --memory-max 1.5GB --ram-max 2GiB --cache-dir c --cache-max 3tb --no-disk "
-        "--default-max-tokens 6 --default-temperature 0.5 "
+        "--prefill-step 5 --memory-max 1.5GB --ram-max 2GiB --cache-dir c --cache-max 3tb "
+        "--no-disk --default-max-tokens 6 --default-temperature 0.5 "
         "--allow-host a --allow-host b --allow-origin https://c --state-dir s "
         "--log-level debug"
     )
