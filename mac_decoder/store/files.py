@@ -181,6 +181,26 @@ class RealDisk:
         return volume.f_bavail * volume.f_frsize
 
 
+class ReadOnlyDisk(RealDisk):
+    """The operating system's files, of which none is made, renamed or removed."""
+
+    def make_directory(self, path: Path) -> None:
+        raise _read_only(path)
+
+    def create(self, path: Path) -> int:
+        raise _read_only(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise _read_only(target)
+
+    def unlink(self, path: Path) -> None:
+        raise _read_only(path)
+
+
+def _read_only(path: Path) -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
 def _parts(buffer: memoryview) -> Iterator[memoryview]:
     for start in range(0, buffer.nbytes, _LONGEST_BUFFER):
         yield buffer[start : start + _LONGEST_BUFFER]

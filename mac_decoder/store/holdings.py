@@ -50,6 +50,8 @@ class Holdings:
     counts: Counter[str] = field(default_factory=Counter)
     dirty: set[bytes] = field(default_factory=set)
     """Names of cuts whose recency, role or parent the index does not have yet."""
+    index_damaged: bool = False
+    """The index that was found was damaged, and no verification has said so yet."""
 
     def path(self, relative: str) -> Path:
         """A path of the directory."""

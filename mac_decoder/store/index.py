@@ -100,6 +100,10 @@ class IndexDamaged(Exception):
     """The file is no index that this version wrote; it can be rebuilt from the files."""
 
 
+class IndexForeign(IndexDamaged):
+    """The index of another version, or made under another store key: it need not be damaged."""
+
+
 class Index:
     """An open index. Not thread-safe: the store's writer lock guards it.
 
@@ -147,12 +151,14 @@ class Index:
                 f"PRAGMA user_version = {_VERSION}; {_TABLES} "
                 f"INSERT INTO owner VALUES ('{owner}'); COMMIT;"
             )
-        elif (application, version) != (_APPLICATION, _VERSION):
-            raise IndexDamaged("another application or version")
+        elif application != _APPLICATION:
+            raise IndexDamaged("another application")
+        elif version != _VERSION:
+            raise IndexForeign("another version")
         elif run("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise IndexDamaged("quick_check")
         elif run("SELECT number FROM owner").fetchall() != [(owner,)]:
-            raise IndexDamaged("another store key")
+            raise IndexForeign("another store key")
         self._checkpoint()
 
     def load(self) -> Content:
@@ -210,11 +216,7 @@ class Index:
 
     def nbytes(self) -> int:
         """Bytes of the index's files."""
-        total = 0
-        for name in FILES:
-            with contextlib.suppress(FileNotFoundError):
-                total += (self._directory / name).stat().st_size
-        return total
+        return nbytes_in(self._directory)
 
     def intact(self) -> bool:
         """Whether SQLite finds nothing wrong in the whole file."""
@@ -248,6 +250,15 @@ def _summed(rows: Iterable[tuple[object, ...]]) -> Iterator[tuple[Any, ...]]:
         if _sum(values) != found:
             raise IndexDamaged("sum")
         yield tuple(values)
+
+
+def nbytes_in(directory: Path) -> int:
+    """Bytes of the index's files in ``directory``."""
+    total = 0
+    for name in FILES:
+        with contextlib.suppress(FileNotFoundError):
+            total += (directory / name).stat().st_size
+    return total
 
 
 def remove(directory: Path) -> None:

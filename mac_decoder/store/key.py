@@ -30,11 +30,21 @@ def load_or_make(path: Path) -> bytes:
     Raises ``ConfigError``: ``store_key_exposed`` if others may read the file, and
     ``store_key_unreadable`` if it is no key of this user.
     """
+    key = load(path)
+    if key is None:
+        _make(path)
+        key = load(path)
+    if key is None:
+        raise _unreadable(path, "it was removed")
+    return key
+
+
+def load(path: Path) -> bytes | None:
+    """The key in ``path``; ``None`` if there is none. Raises as :func:`load_or_make`."""
     try:
         return _load(path)
     except FileNotFoundError:
-        _make(path)
-        return _load(path)
+        return None
     except OSError as error:
         raise _unreadable(path, error.strerror or "it cannot be opened") from error
 

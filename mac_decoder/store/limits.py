@@ -11,6 +11,9 @@ from protocol.errors import ConfigError
 MIN_CAP: Final = 16 << 20
 """Below this the index alone would take a good part."""
 
+NO_CAP: Final = 1 << 62
+"""The cap of whoever only keeps house: opening a tier then deletes nothing for its size."""
+
 _MOST: Final = 100 * 10**9
 _MOST_KEPT_FREE: Final = 20 * 10**9
 

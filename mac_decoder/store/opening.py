@@ -1,20 +1,26 @@
-"""Start-up: directory, lock, index, books; an index that is lost or damaged is made anew."""
+"""Start-up: directory, lock, index, books; an index that is lost or damaged is made anew.
+
+Who only looks works on a copy of the index, and on a disk that takes nothing.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from mac_decoder.store import index, names
 from mac_decoder.store.events import IndexRebuilt, Listener
-from mac_decoder.store.files import Disk
+from mac_decoder.store.files import Disk, ReadOnlyDisk
 from mac_decoder.store.holdings import Holdings
-from mac_decoder.store.index import Change, Content, Index, IndexDamaged
-from mac_decoder.store.limits import check_cap
+from mac_decoder.store.index import Change, Content, Index, IndexDamaged, IndexForeign
+from mac_decoder.store.limits import NO_CAP, check_cap
 from mac_decoder.store.lock import WriterLock
 from mac_decoder.store.manifest import StoreKeys
 from mac_decoder.store.reading import Reader
@@ -27,6 +33,16 @@ _ROW_BYTES = 512
 """About what a row of the index takes, generously."""
 
 
+class OpenedIndex(NamedTuple):
+    """An index and what it says. ``rebuilt``: nothing, so files have to be asked; ``damaged``:
+    because of damage, neither because it is new nor because it is another version's or key's."""
+
+    index: Index
+    content: Content
+    rebuilt: bool
+    damaged: bool
+
+
 def open_holdings(
     directory: Path,
     store_key: bytes,
@@ -35,8 +51,8 @@ def open_holdings(
     disk: Disk,
     listener: Listener,
     open_index: OpenIndex,
-) -> tuple[Holdings, WriterLock]:
-    """Everything that an open store shares, under the writer's lock.
+) -> tuple[Holdings, Callable[[], None]]:
+    """Everything that an open store shares, under the writer's lock, and what releases that.
 
     Deletes nothing but a crash's temporary files, and what a smaller cap asks for. Raises
     ``ConfigError``, ``OSError``, ``sqlite3.Error``.
@@ -45,52 +61,91 @@ def open_holdings(
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     disk.make_directory(directory)
     with ExitStack() as undo:
-        lock = WriterLock(directory)
-        undo.callback(lock.release)
+        release = undo.enter_context(ExitStack())
+        release.callback(WriterLock(directory).release)
         for folder in names.FOLDERS:
             disk.make_directory(directory / folder)
         disk.sync_directory(directory)
         _keep_out_of_backups(directory)
         keys = StoreKeys(store_key)
-        reader = Reader(disk, directory, keys)
-        undo.callback(reader.close)
-        opened, content, rebuilt = _open_index(directory, keys.number, open_index)
-        undo.callback(opened.close)
-        made = recover(reader, content, disk.walk(directory), opened.nbytes())
-        held = Holdings(
-            directory=directory,
-            disk=disk,
-            keys=keys,
-            reader=reader,
-            index=opened,
-            ledger=made.ledger,
-            spaces=made.spaces,
-            cap_bytes=cap_bytes,
-            floor_bytes=floor_bytes,
-            listener=listener,
-        )
-        held.counts.update(adopted=made.adopted, lost=made.lost, index_rebuilt=int(rebuilt))
-        if rebuilt and made.adopted:
+        opened = _open_index(directory, keys.number, open_index)
+        undo.callback(opened.index.close)
+        held, made = _read_in(undo, directory, disk, keys, opened, listener)
+        held.cap_bytes, held.floor_bytes = cap_bytes, floor_bytes
+        if opened.rebuilt and made.adopted:
             held.tell(IndexRebuilt(made.adopted))
-        _settle(held, content, made)
+        _settle(held, opened.content, made)
         undo.pop_all()
-    return held, lock
+    return held, release.close
 
 
-def _open_index(directory: Path, owner: str, open_index: OpenIndex) -> tuple[Index, Content, bool]:
-    """The index and what it says; a new one, and true, where the old one cannot be read."""
+def look_at_holdings(
+    directory: Path, store_key: bytes, listener: Listener
+) -> tuple[Holdings, Callable[[], None]]:
+    """The same as the files are, with nothing changed but the lock's own file.
+
+    The books say what a start would make of the files; the index is a copy elsewhere. Raises
+    as :func:`open_holdings`, and ``FileNotFoundError`` if there is no directory.
+    """
+    with ExitStack() as undo:
+        release = undo.enter_context(ExitStack())
+        release.callback(WriterLock(directory).release)
+        scratch = Path(release.enter_context(TemporaryDirectory(prefix="baton-index-")))
+        for name in index.FILES:
+            with suppress(FileNotFoundError):
+                shutil.copyfile(directory / name, scratch / name, follow_symlinks=False)
+        keys = StoreKeys(store_key)
+        opened = _open_index(scratch, keys.number, Index)
+        undo.callback(opened.index.close)
+        held, made = _read_in(undo, directory, ReadOnlyDisk(), keys, opened, listener)
+        made.ledger.index_nbytes = index.nbytes_in(directory)
+        undo.pop_all()
+    return held, release.close
+
+
+def _read_in(
+    undo: ExitStack,
+    directory: Path,
+    disk: Disk,
+    keys: StoreKeys,
+    opened: OpenedIndex,
+    listener: Listener,
+) -> tuple[Holdings, Recovered]:
+    """The books for the files as they are, without a cap."""
+    reader = Reader(disk, directory, keys)
+    undo.callback(reader.close)
+    made = recover(reader, opened.content, disk.walk(directory), opened.index.nbytes())
+    held = Holdings(
+        directory=directory,
+        disk=disk,
+        keys=keys,
+        reader=reader,
+        index=opened.index,
+        ledger=made.ledger,
+        spaces=made.spaces,
+        cap_bytes=NO_CAP,
+        floor_bytes=0,
+        listener=listener,
+        index_damaged=opened.damaged,
+    )
+    held.counts.update(adopted=made.adopted, lost=made.lost, index_rebuilt=int(opened.rebuilt))
+    return held, made
+
+
+def _open_index(directory: Path, owner: str, open_index: OpenIndex) -> OpenedIndex:
+    """The index and what it says; a new one where the old one cannot be read."""
     new = not (directory / index.NAME).exists()
     try:
         opened = open_index(directory, owner)
-    except IndexDamaged:
+        try:
+            return OpenedIndex(opened, opened.load(), new, damaged=False)
+        except IndexDamaged:
+            opened.close()
+            raise
+    except IndexDamaged as error:
         index.remove(directory)
-        return open_index(directory, owner), Content(), True
-    try:
-        return opened, opened.load(), new
-    except IndexDamaged:
-        opened.close()
-        index.remove(directory)
-        return open_index(directory, owner), Content(), True
+        damaged = not isinstance(error, IndexForeign)
+        return OpenedIndex(open_index(directory, owner), Content(), True, damaged)
 
 
 def _settle(held: Holdings, content: Content, made: Recovered) -> None:

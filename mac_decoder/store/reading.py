@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mac_decoder.reuse.cut import REST, Piece, Place, block_sizes
-from mac_decoder.store.access import Access, Effort, File, Source, fault, named
+from mac_decoder.store.access import CHUNK, Access, Effort, File, Source, fault, named
 from mac_decoder.store.container import malformed
 from mac_decoder.store.files import Disk
 from mac_decoder.store.manifest import (
@@ -33,6 +33,9 @@ from protocol.errors import Cancelled
 
 READERS: Final = 4
 """Threads of one store. With a chunk of scratch each, all the transient memory there is."""
+
+SCRATCH_BYTES: Final = READERS * CHUNK
+"""The transient memory of a restore, in bytes."""
 
 Into = Callable[[int, int, int, int], memoryview]
 """``(index, role, offset in the region, nbytes)`` to writable memory; called in any thread."""

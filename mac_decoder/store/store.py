@@ -39,7 +39,7 @@ from mac_decoder.store.index import Index
 from mac_decoder.store.ledger import Cut, Tally
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Manifest, Role
-from mac_decoder.store.opening import OpenIndex, open_holdings
+from mac_decoder.store.opening import OpenIndex, look_at_holdings, open_holdings
 from mac_decoder.store.publishing import Order, Publication, Published, Refused
 from mac_decoder.store.quarantine import Quarantine
 from mac_decoder.store.reading import Into
@@ -121,7 +121,7 @@ class Store:
         ``cache_dir_unusable`` where the disk refuses).
         """
         with _usable(directory):
-            held, lock = open_holdings(
+            held, release = open_holdings(
                 directory,
                 store_key,
                 cap_bytes,
@@ -130,7 +130,19 @@ class Store:
                 listener,
                 open_index,
             )
-        return cls(held, lock.release)
+        return cls(held, release)
+
+    @classmethod
+    def look(cls, directory: Path, store_key: bytes, listener: Listener = log_event) -> Store:
+        """The tier in ``directory`` as it is, to be looked at: no file is changed but the lock's.
+
+        For figures and dry runs, with neither cap nor floor. What would write fails as on a
+        disk that takes nothing: a publication is refused, a deletion raises. Raises
+        ``ConfigError`` (``store_locked``; ``cache_dir_unusable``, also if there is none).
+        """
+        with _usable(directory):
+            held, release = look_at_holdings(directory, store_key, listener)
+        return cls(held, release)
 
     # -- reading
 

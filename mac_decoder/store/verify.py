@@ -25,10 +25,14 @@ class Bad:
 
 @dataclass
 class Verified:
-    """What was read, and what was wrong with it; all is well without ``bad`` files."""
+    """What was read, and what was wrong with it; all is well without ``bad`` files.
+
+    ``mixed`` good cuts have rows of more than one recipe.
+    """
 
     files: int = 0
     nbytes: int = 0
+    mixed: int = 0
     bad: list[Bad] = field(default_factory=list)
 
 
@@ -70,8 +74,9 @@ class Verifier:
             path = names.block_path(file.digest)
             self._step(path, file.nbytes, lambda file=file: self._block(file))
         with held.writing:
-            if not held.index.intact():
+            if held.index_damaged or not held.index.intact():
                 self._result.bad.append(Bad(index.NAME, "file_malformed"))
+            held.index_damaged = False
         return self._result
 
     def _step(self, path: str, nbytes: int, check: Callable[[], None]) -> None:
@@ -98,6 +103,7 @@ class Verifier:
             good = self._held.reader.digest(path, self._cancelled) == cut.file
             if not good or manifest.name != cut.name or manifest.files != files[::-1]:
                 raise IntegrityError("", reason="digest_differs", field=path)
+            self._result.mixed += len({span.recipe for span in manifest.history}) > 1
         except IntegrityError as error:
             if not self._dry_run:
                 self._quarantine.find(error, cut)

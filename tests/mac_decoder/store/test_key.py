@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mac_decoder.store.key import KEY_BYTES, key_number, load_or_make, manifest_key
+from mac_decoder.store.key import KEY_BYTES, key_number, load, load_or_make, manifest_key
 from protocol.errors import ConfigError
 
 
@@ -20,6 +20,14 @@ def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_loading_makes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state/store.key"
+    assert load(path) is None
+    assert list(tmp_path.iterdir()) == []
+    key = load_or_make(path)
+    assert load(path) == key
 
 
 def test_two_keys_differ(tmp_path: Path) -> None:
