@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from app import bench, demo, doctor, model, plan, produce, serve, status
+from app import bench, cache, demo, doctor, model, plan, produce, serve, status
 from app.terminal import complain
 from protocol.errors import (
     EXIT_CONFIG,
@@ -37,6 +37,7 @@ app.command("produce", context_settings=FORWARD, add_help_option=False)(produce.
 app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.add_typer(cache.app, name="cache")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 

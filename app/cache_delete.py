@@ -1,0 +1,110 @@
+"""Deleting from the cache directory: asked first where it is everything, counted to the byte."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from app.cache_figures import bar, exactly, say_if_empty
+from app.cache_place import Place
+from app.terminal import out, print_json
+from mac_decoder.config import size
+from mac_decoder.store.events import Deleting, Event
+from mac_decoder.store.ledger import Tally
+from mac_decoder.store.store import Store
+from protocol.errors import RequestError
+from protocol.identity import Identity
+
+Delete = Callable[[Store, bool], Tally]
+"""``(store, dry_run)``: delete, or say what would go."""
+
+
+def confirm(question: Callable[[], str]) -> None:
+    """Ask on the terminal; RequestError ``not_confirmed`` for no, or where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise RequestError(
+            "this deletes everything, and there is no terminal to ask on",
+            reason="not_confirmed",
+            hint="give --yes if that is meant, or --dry-run to see what would go",
+        )
+    if not typer.confirm(question(), err=True):
+        raise RequestError("nothing was deleted", reason="not_confirmed")
+
+
+def carry_out(
+    place: Place, delete: Delete, title: str, dry_run: bool, as_json: bool, *, needs_key: bool
+) -> None:
+    """Carry out a deletion, or say what it would be, and report exact files and bytes."""
+    done, on_disk, unknown = Tally(), 0, Tally()
+    empty = place.is_empty()
+    if empty:
+        pass
+    elif dry_run:
+        with place.look(needs_key=needs_key) as store:
+            done = delete(store, True)
+            on_disk, unknown = store.stats().on_disk, store.stats().kinds["unknown"]
+    else:
+        with bar(title) as advance:
+            gone = _Gone(advance)
+            with place.keep_house(gone.take_note, needs_key=needs_key) as store:
+                gone.total = gone.nbytes + delete(store, True).nbytes
+                delete(store, False)
+                after = store.stats()
+            counts = after.counts
+            # Since the opening: that removes what a crash left, which goes too.
+            done = Tally(counts.get("deleted_files", 0), counts.get("deleted_bytes", 0))
+            on_disk, unknown = after.on_disk, after.kinds["unknown"]
+    if as_json:
+        print_json(
+            {
+                "directory": str(place.directory),
+                "dry_run": dry_run,
+                "files": done.files,
+                "bytes": done.nbytes,
+                "on_disk": on_disk,
+            }
+        )
+        return
+    if empty:
+        say_if_empty(place)
+        return
+    verb = "would delete" if dry_run else "deleted"
+    out.print(f"{verb} {done.files} files, {exactly(done.nbytes)}")
+    out.print(f"on_disk {'is' if dry_run else 'now'} {exactly(on_disk)}")
+    if unknown.files:
+        out.print(f"left alone: {unknown.files} files that are not Baton's")
+
+
+class _Gone:
+    """Shows deletions as they are announced; called with the store's locks held."""
+
+    def __init__(self, advance: Callable[[int, int], None]) -> None:
+        self.nbytes = 0
+        self.total = 0
+        self._advance = advance
+
+    def take_note(self, event: Event) -> None:
+        if isinstance(event, Deleting):
+            self.nbytes += event.nbytes
+            self._advance(self.nbytes, max(self.total, self.nbytes))
+
+
+def identity_of(model: Path, place: Place) -> Identity:
+    """The identity of a checkpoint; its weights' digests as a decoder remembered them."""
+    from protocol.checkpoint import read_checkpoint
+
+    remembered = place.state / "digests.json" if place.state.is_dir() else None
+    with bar(f"read {model.name}") as advance:
+        return read_checkpoint(model, remembered, advance).identity
+
+
+def parsed_size(text: str) -> int:
+    """A size as people write it, for an option."""
+    try:
+        return size(text)
+    except argparse.ArgumentTypeError as error:
+        raise typer.BadParameter(str(error)) from error
