@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -36,7 +37,11 @@ from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.generations import Generations
 from mac_decoder.handoff.link import Link
 from mac_decoder.handoff.trust import Trust, trust_of_file, trust_of_key
+from mac_decoder.keeper import Keeper
 from mac_decoder.reporting import complain, start_logging
+from mac_decoder.store.key import load_or_make
+from mac_decoder.store.limits import MIN_CAP, default_limits
+from mac_decoder.store.store import Store
 from protocol.addresses import is_loopback
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import (
@@ -56,6 +61,9 @@ _DRAIN_S: Final = 3
 
 _STOP_S: Final = 8.0
 """When a stop that hangs, in native code say, is cut short."""
+
+_PUBLISH_S: Final = 20.0
+"""How long a stop waits for caches to be written to disk."""
 
 _FIRST_ATTEMPT_S: Final = 1.0
 """How much later a node says that it is ready for a producer that does not answer."""
@@ -132,14 +140,20 @@ class _Node:
             return EXIT_OK
         # In a thread: another process may hold the state directory's lock for a while.
         link = await asyncio.to_thread(self._make_link, checkpoint)
-        engine = Engine(partial(model.load, checkpoint), self._engine_settings(), link)
+        keeper = await asyncio.to_thread(self._make_keeper, checkpoint)
+        load = partial(model.load, checkpoint)
+        engine = Engine(load, self._engine_settings(), link, keeper)
         service = self._service(engine, checkpoint)
         server = _Server(server_config(create_app(service), _DRAIN_S))
+        status = EXIT_OK
         try:
-            return await self._serve(engine, service, server, link)
+            status = await self._serve(engine, service, server, link)
+            return status
         finally:
             if link is not None:
                 await asyncio.to_thread(link.close)
+            self._cut_short(status, _PUBLISH_S + _STOP_S)
+            await asyncio.to_thread(self._close_keeper, keeper)
             log.info("stopped")
 
     async def _serve(
@@ -182,9 +196,11 @@ class _Node:
         await engine.start()
         await service.warm()
 
-    def _cut_short(self, status: int) -> None:
-        """End the process with ``status`` if the stop that begins now hangs."""
-        self.last_resort = threading.Timer(_STOP_S, os._exit, (status,))
+    def _cut_short(self, status: int, seconds: float = _STOP_S) -> None:
+        """End the process with ``status`` if what begins now takes longer."""
+        if self.last_resort is not None:
+            self.last_resort.cancel()
+        self.last_resort = threading.Timer(seconds, os._exit, (status,))
         self.last_resort.daemon = True
         self.last_resort.start()
 
@@ -232,6 +248,30 @@ class _Node:
             log.warning("no handoffs for now (%s): %s", error.reason, error.message)
         return ProducerLink(producer, numbers)
 
+    def _make_keeper(self, checkpoint: Checkpoint) -> Keeper:
+        """The tiers. Raises ``ConfigError`` (``store_locked``, ``cache_dir_unusable``, ...)."""
+        config, directory = self._config, self._config.cache_path
+        if not config.disk:
+            return Keeper(checkpoint.identity, checkpoint.layout, secrets.token_bytes(32))
+        limits = default_limits(directory)
+        if config.cache_max is not None:
+            limits = limits._replace(cap_bytes=config.cache_max)
+        elif limits.cap_bytes < MIN_CAP:
+            log.warning("the volume of %s is too small: caches are not kept on disk", directory)
+            return Keeper(checkpoint.identity, checkpoint.layout, secrets.token_bytes(32))
+        store_key = load_or_make(config.store_key_path)
+        keeper = Keeper(checkpoint.identity, checkpoint.layout, store_key)
+        keeper.attach(Store.open(directory, store_key, *limits, listener=keeper.heard))
+        log.info(
+            "caches are kept in %s, at most %.1f GB of them", directory, limits.cap_bytes / 1e9
+        )
+        return keeper
+
+    def _close_keeper(self, keeper: Keeper) -> None:
+        """Publish what waits, which is the last chance to, and let go of the directory."""
+        if not keeper.close(_PUBLISH_S):
+            log.warning("not everything could be written to disk in %.0f s", _PUBLISH_S)
+
     def _trust(self) -> Trust:
         if self._config.pairing is not None:
             return trust_of_file(Path(self._config.pairing))
@@ -245,6 +285,7 @@ class _Node:
             max_active=config.max_concurrent,
             max_waiting=config.max_waiting,
             cache_bytes=config.cache_bytes,
+            ram_bytes=config.ram_max,
             remote_threshold=config.remote_threshold,
         )
 

@@ -31,8 +31,8 @@ from protocol.restarts import Policy, Restarts, described
 
 log = logging.getLogger(__name__)
 
-_GRACE_S: Final = 10.0
-"""From SIGTERM to SIGKILL."""
+_GRACE_S: Final = 45.0
+"""From SIGTERM to SIGKILL: a node that stops may write caches to disk for a while."""
 
 _COMMAND: Final = (sys.executable, "-m", "mac_decoder", "--child")
 

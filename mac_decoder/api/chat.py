@@ -66,7 +66,9 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
             tools=bool(plan.tools),
         )
         choice = Choice(number, reader, marks, logprobs=wished.top_logprobs is not None)
-        wanted = generation(service, wished, record.id, rendered.tokens, number, limit)
+        wanted = generation(
+            service, wished, record.id, rendered.tokens, number, limit, rendered.turns
+        )
         jobs.append(Job(choice, wanted))
     return Answer(
         service,
@@ -234,7 +236,8 @@ async def _render(
             field="tool_choice",
         )
     extra = await service.engine.encode(begun, special=False)
-    return Rendered(rendered.tokens + extra), begun.removeprefix(str(tokenizer.tool_call_start))
+    prompt = Rendered(rendered.tokens + extra, turns=rendered.turns)
+    return prompt, begun.removeprefix(str(tokenizer.tool_call_start))
 
 
 def _template_options(request: ChatRequest, source: str, ignored: list[str]) -> dict[str, Any]:

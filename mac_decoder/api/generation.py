@@ -18,6 +18,7 @@ class Wish:
     choices: int
     top_logprobs: int | None
     lane: Lane
+    reuse: bool
 
 
 def wish(service: Service, request: ChatRequest | TextRequest, top_logprobs: int | None) -> Wish:
@@ -37,7 +38,8 @@ def wish(service: Service, request: ChatRequest | TextRequest, top_logprobs: int
         logit_bias=_biases(request.logit_bias or {}, service.loaded.vocabulary),
     )
     lane = request.baton.lane if request.baton is not None else None
-    return Wish(sampling, request.n or 1, top_logprobs, lane or settings.lane)
+    reuse = request.baton.reuse if request.baton is not None else True
+    return Wish(sampling, request.n or 1, top_logprobs, lane or settings.lane, reuse)
 
 
 def require_choices(service: Service, count: int, field: str) -> None:
@@ -58,8 +60,12 @@ def generation(
     tokens: tuple[int, ...],
     number: int,
     max_tokens: int,
+    turns: tuple[int, ...] = (),
 ) -> Generation:
-    """The generation of choice ``number``. Choices of one seed have seeds that follow it."""
+    """The generation of choice ``number``. Choices of one seed have seeds that follow it.
+
+    ``turns`` are those of ``template.Rendered``.
+    """
     sampling = wished.sampling
     if sampling.seed is not None and number:
         sampling = replace(sampling, seed=sampling.seed + number)
@@ -71,6 +77,8 @@ def generation(
         top_logprobs=wished.top_logprobs,
         stop_token_ids=service.loaded.stop_token_ids,
         lane=wished.lane,
+        turns=turns,
+        reuse=wished.reuse,
     )
 
 

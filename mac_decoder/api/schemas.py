@@ -129,9 +129,12 @@ class StreamOptions(_Model):
 
 
 class BatonOptions(_Model):
-    """Baton's own: who may prefill this prompt."""
+    """Baton's own: who may prefill this prompt, and whether kept caches may serve it (and its
+    own be kept).
+    """
 
     lane: Lane | None = None
+    reuse: bool = True
 
 
 class _Request(_Model):

@@ -12,7 +12,7 @@ from that of prefilled rows, and nothing here promises them to be the same bits.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,26 @@ class Member:
     position: int
     rows: int
     first: First = First.TO_LAUNCH
+    context: int = 0
+    """Tokens that the generator was told of beside those it feeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a sequence leaves: its caches, and the tokens in them from the boundary token on."""
+
+    caches: list[Any]
+    fed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave for one sequence; ``ended`` is set with its last token."""
+    """What one step gave for one sequence; ``ended`` and ``left`` are set with its last token."""
 
     key: int
     drawn: Drawn
     ended: FinishReason | None
+    left: Left | None = None
 
 
 class Group:
@@ -86,6 +97,7 @@ class Group:
         context: tuple[int, ...] = ()
         if sampling.repetition_penalty is not None:
             context = generation.tokens[-sampling.penalty_context - 1 : -1]
+        member.context = len(context)
         wanted = processors(sampling, len(context) + 1)
         (uid,) = self._generator.insert(
             [[generation.tokens[-1]]],
@@ -123,10 +135,14 @@ class Group:
             ended = "stop"
         elif generation.max_tokens == 1:
             ended = "length"
-        if ended is not None:
-            self._generator.remove([uid])
-            del self.members[uid]
-        return Step(member.key, drawn, ended)
+        left = None if ended is None else self._taken_out(uid, member)
+        return Step(member.key, drawn, ended, left)
+
+    def _taken_out(self, uid: int, member: Member) -> Left:
+        """Take a sequence out between two steps, with what is in its caches."""
+        caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
+        del self.members[uid]
+        return Left(caches, tuple(tokens[member.context :]))
 
     def _taken(self, response: Any) -> Step | None:
         member = self.members[response.uid]
@@ -134,18 +150,26 @@ class Group:
             member.first = First.PAST
             return None
         member.position += 1
+        left = None
         if response.finish_reason is not None:
             del self.members[response.uid]
-        return Step(member.key, member.draw.read(), response.finish_reason)
+            left = Left(response.prompt_cache, tuple(response.all_tokens[member.context :]))
+        return Step(member.key, member.draw.read(), response.finish_reason, left)
 
-    def remove(self, key: int) -> bool:
-        """Drop the sequence ``key`` and its cache; false where it is not a member."""
+    def has(self, key: int) -> bool:
+        """Whether the sequence ``key`` is a member."""
+        return any(member.key == key for member in self.members.values())
+
+    def remove(self, key: int) -> Left | None:
+        """Take out the sequence ``key``, with what it leaves if a token of it was read."""
         for uid, member in self.members.items():
             if member.key == key:
+                if member.first in (First.GIVEN, First.PAST):
+                    return self._taken_out(uid, member)
                 self._generator.remove([uid])
                 del self.members[uid]
-                return True
-        return False
+                return None
+        return None
 
     def close(self) -> None:
         """Give back what the generator holds."""
@@ -212,13 +236,12 @@ class Groups:
         self._drop_empty()
         return steps
 
-    def remove(self, keys: Sequence[int]) -> None:
-        """Drop sequences, each freeing its slot now."""
-        for key in keys:
-            for group in self._groups:
-                if group.remove(key):
-                    break
+    def remove(self, key: int) -> Left | None:
+        """Take out a sequence, which frees its slot now; what it leaves (see ``Group``)."""
+        holding = [group for group in self._groups if group.has(key)]
+        left = holding[0].remove(key) if holding else None
         self._drop_empty()
+        return left
 
     def close(self) -> None:
         """Drop everything."""

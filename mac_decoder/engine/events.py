@@ -18,7 +18,7 @@ from typing import Literal
 from protocol.errors import BatonError, RequestError
 
 Lane = Literal["auto", "local", "remote"]
-Source = Literal["remote", "local"]
+Source = Literal["live", "resident", "durable", "remote", "local"]
 FinishReason = Literal["stop", "length"]
 
 MAX_TOP_LOGPROBS = 20
@@ -77,6 +77,10 @@ class Generation:
     ``tokens`` has at least one id. At most ``max_tokens`` (at least 1) are generated; an id
     of ``stop_token_ids`` ends the request with reason ``stop`` and is not itself an event.
     ``top_logprobs`` ``None`` reports no log probabilities, 0 the chosen token's alone.
+
+    ``turns`` are positions in the prompt up to which other prompts will share it (see
+    ``template.Rendered``): what is computed there is kept. ``salt`` separates the caches of
+    API keys; ``reuse`` false neither uses nor keeps any.
     """
 
     request_id: str
@@ -86,6 +90,9 @@ class Generation:
     top_logprobs: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     lane: Lane = "auto"
+    turns: tuple[int, ...] = ()
+    salt: bytes = b""
+    reuse: bool = True
 
     def __post_init__(self) -> None:
         """Raise ``RequestError`` naming the first value that cannot be served."""
@@ -122,11 +129,16 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Where a request's prompt came from and what it cost; ``phases`` in milliseconds:
-    ``queue``, ``compute``, ``wire``, ``verify``, ``install``, ``boundary_decode``, and
-    ``failed_handoff`` where there was one.
+    ``queue``, ``lookup``, ``read``, ``verify``, ``place``, ``swap`` (of a restore),
+    ``compute``, ``wire``, ``verify``, ``install``, ``boundary_decode``, ``failed_handoff`` and
+    ``failed_restore``, each where there was one.
 
     ``reused_tokens`` were prefilled nowhere for this request; ``prefilled_tokens`` were, on
-    either machine, the boundary token not counted. ``reasons`` are stable codes, in the
+    either machine, the boundary token not counted. ``shared_tokens`` is the longest prefix
+    that any tier held; ``parts_at`` where this prompt and what is held have different tokens.
+    ``restore_ms`` and ``restore_bytes`` are of a restored cut, ``staging_bytes`` the memory
+    that restoring took beyond it, ``evicted_bytes`` what was let go of to make room for this
+    request. ``reasons`` are stable codes, in the
     order in which they were found, and say why the prompt took the lane that it took.
     ``fallback`` says that the producer was meant to prefill it and could not; the last of
     ``reasons`` then says why.
@@ -140,6 +152,12 @@ class Report:
     phases: Mapping[str, float]
     reasons: tuple[str, ...]
     fallback: bool = False
+    shared_tokens: int = 0
+    parts_at: int | None = None
+    restore_ms: float = 0.0
+    restore_bytes: int = 0
+    staging_bytes: int = 0
+    evicted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.engine.template import Rendered
 from mac_decoder.engine.worker import Cancel, Limits, Stop, Submit, Worker, reserved_rows
 from mac_decoder.handoff.link import Link, described
+from mac_decoder.keeper import Keeper
 from mac_decoder.reporting import traced
 from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
 
@@ -119,10 +120,13 @@ class Engine:
         load: Callable[[], LoadedModel],
         settings: EngineSettings | None = None,
         link: Link | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        """``load`` runs on the MLX thread, which then owns the weights."""
+        """``load`` runs on the MLX thread, which then owns the weights; ``keeper`` keeps
+        nothing if ``None``, and is closed by whoever made it.
+        """
         self._settings = settings or EngineSettings()
-        self._worker = Worker(load, self._settings, link, self._deliver, self._started)
+        self._worker = Worker(load, self._settings, link, keeper, self._deliver, self._started)
         self._link = link
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-mlx")
         self._text: Prompts | None = None
@@ -187,6 +191,10 @@ class Engine:
             "link": None if self._link is None else described(self._link),
             **self._worker.snapshot,
         }
+
+    def cache_status(self) -> dict[str, Any]:
+        """What the tiers hold and what reuse gave, in plain JSON types; takes milliseconds."""
+        return self._worker.cache_status() if self._loaded is not None else {}
 
     # -- requests
 

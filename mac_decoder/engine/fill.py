@@ -1,10 +1,10 @@
-"""Bringing a request's cache to N-1: the remote lane, and the local one behind it.
+"""Bringing a request's cache to N-1: from a tier, from the producer, or computed here.
 
-MLX thread only, but for the two callbacks that the handoff thread calls. A request enters by
+MLX thread only, but for the callbacks that other threads call. A request enters by
 :meth:`Filling.start` and leaves by ``ready`` with its caches, by ``failed``, or by
-:meth:`withdraw`. When a handoff fails, for whatever reason, the reason is logged, counted and
-kept for the report, and the prompt is computed here, unless its lane is ``remote``: then the
-request fails with the link's error.
+:meth:`withdraw`. What the tiers hold is looked up first, then ``reuse/ladder`` plans. A rung
+that fails, for whatever reason, is logged, counted and kept for the report, and the next one
+down is tried; a handoff that fails a request of lane ``remote`` ends it with the link's error.
 """
 
 from __future__ import annotations
@@ -15,23 +15,36 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any, Final
 
 from mlx_lm.models.cache import make_prompt_cache
 
 from mac_decoder.engine.admission import next_prefill
+from mac_decoder.engine.cuts import segments
 from mac_decoder.engine.events import Progress
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
 from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
-from mac_decoder.engine.remote import Decision, Fetch, RemoteLane, Situation, decide
-from mac_decoder.engine.request import Request, Stage
+from mac_decoder.engine.remote import Fetch, RemoteLane
+from mac_decoder.engine.request import Due, Request, Stage
+from mac_decoder.engine.sequences import Sequences
 from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.keeper import Looked, Restored
 from mac_decoder.kv.install import build, canonical
 from mac_decoder.kv.shadow import Shadow
 from mac_decoder.reporting import traced
-from protocol.errors import BatonError, LocalProtocolError, RequestError, TransferError
+from mac_decoder.reuse import facts, ladder
+from mac_decoder.reuse.facts import ContinueLive, Facts, FetchedTier, Plan, Restore
+from protocol.errors import (
+    BatonError,
+    Cancelled,
+    IntegrityError,
+    LocalProtocolError,
+    RequestError,
+    TransferError,
+)
 from protocol.layout import payload_bytes
 
 log = logging.getLogger(__name__)
@@ -62,6 +75,26 @@ class _Fetching:
     shadow: Shadow
 
 
+@dataclass(frozen=True)
+class _Restoring:
+    """A restore that is under way; ``withdrawn`` may be set from any thread."""
+
+    request: Request
+    action: Restore
+    shadow: Shadow
+    withdrawn: Event = field(default_factory=Event)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What other threads call with an outcome, which then comes back to this one."""
+
+    looked: Callable[[int, Future[Looked]], None]
+    restored: Callable[[int, Future[Restored | None]], None]
+    fetched: Callable[[int, Future[Handoff]], None]
+    progress: Emit
+
+
 class Filling:
     """All requests whose cache is not at N-1 yet."""
 
@@ -71,21 +104,27 @@ class Filling:
         step: int,
         fixed_threshold: int | None,
         link: Link | None,
+        sequences: Sequences,
+        answers: Answers,
         *,
-        fetched: Callable[[int, Future[Handoff]], None],
-        progress: Emit,
         ready: Callable[[Request, list[Any]], None],
         failed: Callable[[Request, BatonError], None],
     ) -> None:
-        """``fetched`` and ``progress`` are called in the handoff thread, the others here."""
+        """``answers`` are called in other threads, ``ready`` and ``failed`` here."""
         self._loaded = loaded
         self._step = step
         self._fixed_threshold = fixed_threshold
         self._link = link
-        self._lane = None if link is None else RemoteLane(link, self._remote_progress, fetched)
-        self._progress = progress
-        self._ready = ready
+        self._sequences = sequences
+        self._answers = answers
+        self._lane = (
+            None if link is None else RemoteLane(link, self._remote_progress, answers.fetched)
+        )
+        self._progress = answers.progress
+        self._installed = ready
         self._failed = failed
+        self._looking: dict[int, Request] = {}
+        self._restoring: dict[int, _Restoring] = {}
         self._for_lane: deque[Request] = deque()
         self._fetching: _Fetching | None = None
         self._prefills: list[_Computing] = []
@@ -107,8 +146,12 @@ class Filling:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved for the requests in here, a handoff that was withdrawn included."""
+        """Bytes reserved for the requests in here; handoffs and restores that were withdrawn
+        count until they have ended.
+        """
         held = [computing.request for computing in self._prefills]
+        held += [restoring.request for restoring in self._restoring.values()]
+        held += self._looking.values()
         held += self._for_lane
         if self._fetching is not None:
             held.append(self._fetching.request)
@@ -131,6 +174,7 @@ class Filling:
         speeds = self.speeds
         return {
             "prefilling": len(self._prefills),
+            "restoring": len(self._restoring),
             "waiting_for_producer": len(self._for_lane),
             "fetching": self._fetching is not None,
             "handoffs": self.handoffs,
@@ -147,28 +191,65 @@ class Filling:
     # -- the way in and out
 
     def start(self, request: Request) -> None:
-        """Choose the lane and begin."""
-        end = request.end
-        if end == 0:
-            request.reasons.append("nothing_to_prefill")
-            request.enter(Stage.PREFILL, time.perf_counter(), "queue")
-            self._ready(request, make_prompt_cache(self._loaded.model))
+        """Ask the tiers what they hold of the prompt; what follows is planned then."""
+        generation = request.generation
+        keeper = self._sequences.keeper if generation.reuse and request.end else None
+        if keeper is None:
+            self._go_on(request)
             return
+        request.enter(Stage.LOOKUP, time.perf_counter(), "queue")
+        self._looking[request.key] = request
+        looking = keeper.look(generation.tokens, generation.salt)
+        looking.add_done_callback(lambda outcome: self._answers.looked(request.key, outcome))
+
+    def take_looked(self, key: int, outcome: Future[Looked], *, wanted: bool) -> None:
+        """The tiers have said what they hold."""
+        request = self._looking.pop(key)
+        if wanted:
+            request.reuse.looked = outcome.result()
+            request.add_phase("lookup", (time.perf_counter() - request.stage_began) * 1e3)
+            request.stage_began = time.perf_counter()
+            self._go_on(request)
+
+    def _go_on(self, request: Request) -> None:
+        """Plan with what is known by now, and begin."""
         now = time.perf_counter()
-        decision = decide(request.generation.lane, end, self._situation(end, now))
-        self._probing = self._probed(decision, end, now)
-        request.reasons += decision.reasons
-        request.fallback = decision.fallback
-        if decision.refused:
-            self._failed(request, self._unavailable(decision.reasons[0]))
+        known = self._facts(request, now)
+        plan = ladder.plan(known)
+        request.reuse.plan = plan
+        request.reasons = [*request.reuse.failures, *plan.reasons]
+        request.fallback = plan.fallback
+        self._probing = self._probed(plan, request.end, now)
+        if plan.refused:
+            self._failed(request, self._unavailable(plan.reasons[-1]))
             return
-        if decision.source == "local":
-            self.fallbacks.update(decision.reasons if decision.fallback else ())
-            self._begin_prefill(request, "queue")
-            return
-        request.enter(Stage.REMOTE, time.perf_counter(), "queue")
-        self._for_lane.append(request)
-        self._next_handoff()
+        self.fallbacks.update(plan.reasons[-1:] if plan.fallback else ())
+        phase = "queue" if request.stage is Stage.WAITING else "lookup"
+        match plan.action:
+            case ContinueLive(key=key, position=position):
+                caches = self._sequences.continued(request, key, position)
+                self._begin_prefill(request, phase, caches)
+            case Restore() as action:
+                self._begin_restore(request, action, phase)
+            case facts.Local():
+                self._begin_prefill(request, phase)
+            case _:
+                request.enter(Stage.REMOTE, now, phase)
+                self._for_lane.append(request)
+                self._next_handoff()
+
+    def _facts(self, request: Request, now: float) -> Facts:
+        looked = request.reuse.looked
+        return Facts(
+            tokens=len(request.generation.tokens),
+            layout=self._loaded.layout,
+            lane=request.generation.lane,
+            live=self._sequences.live.offers(looked.space, looked.tokens) if looked.space else (),
+            resident=looked.resident,
+            durable=looked.durable,
+            remote=self._remote(now),
+            reuse=bool(looked.space),
+        )
 
     def withdraw(self, request: Request) -> None:
         """Let go of a request that is in here; a handoff under way is told to stop."""
@@ -177,13 +258,85 @@ class Filling:
             self._for_lane.remove(request)
         if self._fetching is not None and self._fetching.request is request:
             self._fetching.fetch.withdrawn.set()
+        if request.key in self._restoring:
+            self._restoring[request.key].withdrawn.set()
 
     def close(self) -> None:
         """Withdraw everything and end the handoff thread."""
+        for restoring in self._restoring.values():
+            restoring.withdrawn.set()
         self._for_lane.clear()
         self._prefills.clear()
         if self._lane is not None:
             self._lane.close()
+
+    # -- restores
+
+    def _begin_restore(self, request: Request, action: Restore, phase: str) -> None:
+        keeper = self._sequences.keeper
+        if keeper is None:
+            raise LocalProtocolError("nothing is kept here", reason="cut_unknown")
+        request.enter(Stage.RESTORE, time.perf_counter(), phase)
+        shadow = Shadow(self._loaded.layout, 0, action.position)
+        restoring = _Restoring(request, action, shadow)
+        self._restoring[request.key] = restoring
+        outcome = keeper.restore(action, shadow.place_piece, restoring.withdrawn.is_set)
+        outcome.add_done_callback(lambda done: self._answers.restored(request.key, done))
+
+    def take_restored(self, key: int, outcome: Future[Restored | None], *, wanted: bool) -> None:
+        """A restore has ended: go on from it, or go one rung down.
+
+        Raises ``EngineFault`` where mlx fails: that says nothing about the cut, which is kept.
+        """
+        restoring = self._restoring.pop(key)
+        raised = outcome.exception()
+        restored = outcome.result() if raised is None else None
+        if not wanted:
+            if restored is not None and restored.pinned is not None:
+                restored.pinned.release()
+            return
+        if raised is not None and not isinstance(raised, (IntegrityError, Cancelled)):
+            raise raised
+        if restored is None:
+            reason = raised.reason if isinstance(raised, BatonError) else "cut_gone"
+            self._go_down(restoring, reason)
+            return
+        request, position = restoring.request, restoring.action.position
+        placed = time.perf_counter()
+        caches = build(self._loaded.model, self._loaded.layout, restoring.shadow)
+        canonical(caches)
+        now = time.perf_counter()
+        reuse = request.reuse
+        reuse.restore_s, reuse.swap_s = now - request.stage_began, now - placed
+        for name, seconds in (
+            ("read", restored.read_s),
+            ("verify", restored.verify_s),
+            ("place", restored.place_s),
+            ("swap", reuse.swap_s),
+        ):
+            request.add_phase(name, seconds * 1e3)
+        request.stage_began = now
+        request.source = restoring.action.tier
+        self._sequences.restored(request, restored, restoring.action)
+        if restoring.action.tier == "durable":
+            # Views of the shadow's memory, copied elsewhere while this goes on.
+            self._sequences.keep(request, Due(caches, position, "turn", publish=False))
+        self._begin_prefill(request, "compute", caches)
+
+    def _go_down(self, restoring: _Restoring, reason: str) -> None:
+        """The rung failed: plan again without it, with its reason on record."""
+        request, action = restoring.request, restoring.action
+        log.warning(
+            "request %s: a cut of the %s tier could not be restored (%s)",
+            request.generation.request_id,
+            action.tier,
+            reason,
+        )
+        request.reuse.failures.append(reason)
+        request.add_phase("failed_restore", (time.perf_counter() - request.stage_began) * 1e3)
+        request.stage_began = time.perf_counter()
+        request.reuse.looked = _without(request.reuse.looked, action.tier, action.key)
+        self._go_on(request)
 
     # -- local
 
@@ -193,51 +346,79 @@ class Filling:
         entry = self._prefills[next_prefill(remaining, self._turn)]
         request, prefill = entry.request, entry.prefill
         self._turn += 1
-        began = time.perf_counter()
-        tokens = prefill.advance()
+        began, first = time.perf_counter(), prefill.position
+        stop = prefill.advance()
         now = time.perf_counter()
-        self._local = self._local.with_sample(tokens, now - began, now)
+        request.reuse.prefill_s += now - began
+        self._local = self._local.with_sample(prefill.position - first, now - began, now)
         done = prefill.remaining == 0
         if done or now - request.reported_at >= PROGRESS_INTERVAL_S:
             request.reported_at = now
             self._progress(request.key, Progress(prefill.position, request.end, "local"))
+        if stop is not None:
+            self._sequences.prefilled(request, stop.end)
         if done:
             self._prefills.remove(entry)
             request.enter(Stage.PREFILL, now, "compute")
             self._ready(request, prefill.caches)
+        elif stop is not None:
+            self._sequences.keep(request, Due(prefill.caches, stop.end, stop.role))
 
-    def _begin_prefill(self, request: Request, phase: str) -> None:
+    def _begin_prefill(self, request: Request, phase: str, caches: list[Any] | None = None) -> None:
+        """Compute what is missing beyond ``request.reuse.start``, where ``caches`` are."""
         now = time.perf_counter()
         request.enter(Stage.PREFILL, now, phase)
         request.reported_at = now
-        prefill = LocalPrefill(self._loaded.model, request.generation.tokens, self._step)
+        generation, start = request.generation, request.reuse.start
+        if start == request.end:
+            known = make_prompt_cache(self._loaded.model) if caches is None else caches
+            self._ready(request, known)
+            return
+        prefill = LocalPrefill(
+            self._loaded.model,
+            generation.tokens,
+            self._step,
+            segments(request.end, generation.turns),
+            caches=caches,
+            position=start,
+        )
         self._prefills.append(_Computing(request, prefill))
+
+    def _ready(self, request: Request, caches: list[Any]) -> None:
+        """Hand on caches at N-1, which are kept once the first token is out."""
+        restored_here = request.reuse.start == request.end and request.source != "remote"
+        if not restored_here:
+            request.reuse.due.append(Due(caches, request.end, "turn"))
+        self._installed(request, caches)
+        self._sequences.count(request.served(self._loaded.layout))
 
     # -- remote
 
-    def _situation(self, end: int, now: float) -> Situation:
+    def _remote(self, now: float) -> facts.Remote | None:
+        if self._link is None:
+            return None
         backlog = sum(request.end for request in self._for_lane)
         if self._fetching is not None:
             backlog += self._fetching.request.end
-        return Situation(
-            link=None if self._link is None else self._link.state,
-            fixed_threshold=self._fixed_threshold,
-            speeds=self.speeds,
-            bytes_per_token=payload_bytes(self._loaded.layout, 0, end) / end,
+        state = self._link.state
+        return facts.Remote(
+            ready=state.ready,
+            reason=state.reason or f"producer_{state.name}",
             backlog_tokens=backlog,
+            fixed_threshold=self._fixed_threshold,
             probe=self._probing.due(now),
+            speeds=self.speeds,
         )
 
-    def _probed(self, decision: Decision, end: int, now: float) -> Probing:
-        match decision.reasons[0]:
-            case "producer_probe":
-                return self._probing.probed(now)
-            case "above_threshold":
-                return Probing()
-            case "rates_favour_local" | "below_threshold" if end >= FIRST_GUESS:
-                return self._probing.refused(now)
-            case _:
-                return self._probing
+    def _probed(self, plan: Plan, end: int, now: float) -> Probing:
+        why = set(plan.reasons)
+        if "producer_probe" in why:
+            return self._probing.probed(now)
+        if "above_threshold" in why:
+            return Probing()
+        if why & {"rates_favour_local", "below_threshold"} and end >= FIRST_GUESS:
+            return self._probing.refused(now)
+        return self._probing
 
     def _unavailable(self, reason: str) -> BatonError:
         """Why a request that insists on the producer cannot have it."""
@@ -301,6 +482,7 @@ class Filling:
         fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
         self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
         request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
+        request.reuse.history = tuple(handoff.manifest.history)
         self.handoffs += 1
         handoff.committed()
         self._ready(request, caches)
@@ -339,6 +521,12 @@ class Filling:
         if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
             fetch.reported_at = now
             self._progress(fetch.key, Progress(processed, total, "remote"))
+
+
+def _without(looked: Looked, tier: FetchedTier, key: object) -> Looked:
+    """What is held, without a cut that failed this request."""
+    held = looked.resident if tier == "resident" else looked.durable
+    return looked if held is None else replace(looked, **{tier: facts.without(held, key)})
 
 
 def _bare(error: BaseException, name: str) -> BatonError:

@@ -7,21 +7,27 @@ be the one that the loaded model has, measured on its own caches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import psutil
+from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from mac_decoder.engine.weights import adapted
 from mac_decoder.kv.elements import mlx_dtype
 from mac_decoder.kv.install import layout_of
+from mac_decoder.reuse.accounting import Matrix, active_matmul_parameters
 from protocol.checkpoint import Checkpoint
 from protocol.errors import ConfigError
 from protocol.layout import Layout
+
+_MATMULS: Final = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class LoadedModel:
     """A model that can decode, with its tokenizer.
 
     ``stop_token_ids`` end a turn; ``vocabulary`` is the number of logits.
+    ``active_parameters`` are those that one prompt token is multiplied by.
     """
 
     model: Any
@@ -36,6 +43,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     stop_token_ids: frozenset[int]
     vocabulary: int
+    active_parameters: int = 0
 
     @property
     def layout(self) -> Layout:
@@ -63,7 +71,8 @@ def load(checkpoint: Checkpoint, *, cast: bool = False) -> LoadedModel:
     vocabulary = _check_finite(model)
     tokenizer = _load_tokenizer(checkpoint, config.get("eos_token_id"))
     stops = frozenset(int(token) for token in tokenizer.eos_token_ids)
-    return LoadedModel(model, tokenizer, checkpoint, stops, vocabulary)
+    active = active_matmul_parameters(_matrices(model, config))
+    return LoadedModel(model, tokenizer, checkpoint, stops, vocabulary, active)
 
 
 def _check_memory(checkpoint: Checkpoint) -> None:
@@ -108,6 +117,19 @@ def load_network(checkpoint: Checkpoint, *, lazy: bool = False) -> tuple[Any, di
             field="model_type",
             found=architecture.name,
         ) from error
+
+
+def _matrices(model: Any, config: Mapping[str, Any]) -> Iterator[Matrix]:
+    """The weights that a prompt token is multiplied by, the head left out."""
+    text = config.get("text_config") or config
+    routed = text.get("num_experts_per_tok") or text.get("moe_topk") or 1
+    for name, module in model.named_modules():
+        if name.endswith("lm_head") or not isinstance(module, _MATMULS):
+            continue
+        *experts, rows, columns = module.weight.shape
+        if isinstance(module, (nn.QuantizedLinear, QuantizedSwitchLinear)):
+            columns = columns * 32 // module.bits
+        yield Matrix(rows, columns, *((experts[0], int(routed)) if experts else ()))
 
 
 def stored_shapes(model: Any) -> dict[str, tuple[int, ...]]:

@@ -68,11 +68,14 @@ def local_seconds(tokens: int, speeds: Speeds) -> float | None:
     return tokens / speeds.local if speeds.local > 0 else None
 
 
-def remote_seconds(tokens: int, bytes_per_token: float, speeds: Speeds) -> float | None:
-    """Expected time of a handoff of ``tokens``: rows travel while the next are computed."""
+def remote_seconds(tokens: int, nbytes: float, speeds: Speeds) -> float | None:
+    """Expected time of a handoff that computes ``tokens`` and ships ``nbytes``.
+
+    Rows travel while the next are computed. ``None`` where nothing was measured.
+    """
     if speeds.producer <= 0 or speeds.link <= 0:
         return None
-    return speeds.overhead_s + tokens * max(1 / speeds.producer, bytes_per_token / speeds.link)
+    return speeds.overhead_s + max(tokens / speeds.producer, nbytes / speeds.link)
 
 
 def threshold(bytes_per_token: float, speeds: Speeds) -> int | None:

@@ -8,9 +8,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mac_decoder.engine.batch import Member
+from mac_decoder.engine.cuts import Role
 from mac_decoder.engine.events import Generation, Report, Source
+from mac_decoder.keeper import Line, Looked, Restored
+from mac_decoder.reuse.accounting import Served, recomputed_bytes
+from mac_decoder.reuse.facts import Plan
+from protocol.layout import Layout
+from protocol.messages import History
 
 
 class Stage(enum.Enum):
@@ -18,12 +25,49 @@ class Stage(enum.Enum):
 
     WAITING = "waiting"
     """Admitted to the queue; nothing is reserved."""
+    LOOKUP = "lookup"
+    """Bytes are reserved; the tiers are asked what they hold of its prompt."""
+    RESTORE = "restore"
+    """A held cut is being copied or read for it."""
     REMOTE = "remote"
-    """Bytes are reserved; it waits for the lane or its handoff is under way."""
+    """It waits for the lane or its handoff is under way."""
     PREFILL = "prefill"
     """Its prompt is being computed here."""
     DECODE = "decode"
     """Its cache is in a decode group."""
+
+
+@dataclass(slots=True)
+class Reuse:
+    """What a request found and took of the tiers, and what it leaves them.
+
+    ``start`` is the position from which its prompt was prefilled; ``history`` says how the rows
+    in its caches were made, ``line`` what of them is kept. ``failures`` are the reasons of
+    rungs that were tried and failed. ``due`` are cuts to be taken once its first token is out.
+    """
+
+    looked: Looked
+    plan: Plan | None = None
+    start: int = 0
+    history: tuple[History, ...] = ()
+    line: Line = field(default_factory=Line)
+    restored: Restored | None = None
+    restore_s: float = 0.0
+    swap_s: float = 0.0
+    prefill_s: float = 0.0
+    evicted_bytes: int = 0
+    failures: list[str] = field(default_factory=list)
+    due: list[Due] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Due:
+    """A cut at ``position`` that ``caches`` have, to be kept."""
+
+    caches: list[Any]
+    position: int
+    role: Role
+    publish: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +81,7 @@ class Request:
     key: int
     generation: Generation
     submitted: float
+    reuse: Reuse
     stage: Stage = Stage.WAITING
     rows: int = 0
     nbytes: int = 0
@@ -83,13 +128,46 @@ class Request:
     def report(self) -> Report:
         """What :class:`Finished` tells; only after the first token."""
         first = self.first_token_at if self.first_token_at is not None else self.stage_began
+        reuse, restored = self.reuse, self.reuse.restored
         return Report(
             source=self.source,
-            reused_tokens=0,
-            prefilled_tokens=self.end,
+            reused_tokens=reuse.start,
+            prefilled_tokens=self.end - reuse.start,
             transferred_bytes=self.transferred_bytes,
             ttft_ms=(first - self.submitted) * 1e3,
             phases={name: round(value, 3) for name, value in self.phases.items()},
             reasons=tuple(self.reasons),
             fallback=self.fallback,
+            shared_tokens=reuse.plan.shared if reuse.plan else 0,
+            parts_at=reuse.plan.parts_at if reuse.plan else None,
+            restore_ms=round(reuse.restore_s * 1e3, 3),
+            restore_bytes=restored.nbytes if restored else 0,
+            staging_bytes=restored.staging_bytes if restored else 0,
+            evicted_bytes=reuse.evicted_bytes,
+        )
+
+    def served(self, layout: Layout) -> Served:
+        """What the accounts are told once its caches are installed."""
+        reuse, restored, end = self.reuse, self.reuse.restored, self.end
+        shared = reuse.plan.shared if reuse.plan else 0
+        here = 0 if self.source == "remote" else end - reuse.start
+        return Served(
+            request_id=self.generation.request_id,
+            source=self.source,
+            prompt_tokens=end + 1,
+            reused_tokens=reuse.start,
+            shared_tokens=shared,
+            parts_at=reuse.plan.parts_at if reuse.plan else None,
+            cut=reuse.looked.cut_name(reuse.start or end) if reuse.looked.space and end else b"",
+            restore_bytes=restored.nbytes if restored else 0,
+            restore_s=reuse.restore_s,
+            staging_bytes=restored.staging_bytes if restored else 0,
+            evicted_bytes=reuse.evicted_bytes,
+            installed_bytes=self.transferred_bytes,
+            recomputed_bytes=recomputed_bytes(layout, reuse.start, shared, end),
+            prefilled_here=here,
+            prefill_s=reuse.prefill_s,
+            phases=self.phases,
+            reasons=tuple(self.reasons),
+            failures=tuple(reuse.failures),
         )

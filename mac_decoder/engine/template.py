@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jinja2
 
@@ -31,10 +31,16 @@ _TEMPLATE_ERRORS = (
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt in token ids, and where the model's answer starts: in its thoughts or not."""
+    """A prompt in token ids, and where the model's answer starts: in its thoughts or not.
+
+    ``turns`` are positions up to which other prompts are expected to share this one: the next
+    turn of the conversation, and another last message. They are guesses, good for choosing
+    where to keep a cut and for nothing else.
+    """
 
     tokens: tuple[int, ...]
     initial_state: str = "normal"
+    turns: tuple[int, ...] = ()
 
 
 def render(
@@ -56,8 +62,9 @@ def render(
     conversation.
     """
     asked = (tokenizer, messages, tools, options)
-    tokens = _applied(*asked, continue_final=continue_final, tokenize=True)
-    return Rendered(tuple(tokens), _initial_state(tokenizer, tokens))
+    tokens = tuple(_applied(*asked, continue_final=continue_final, tokenize=True))
+    turns = () if continue_final else _turns(*asked, tokens)
+    return Rendered(tokens, _initial_state(tokenizer, tokens), turns)
 
 
 def written(
@@ -71,6 +78,65 @@ def written(
     """The text that :func:`render` tokenises; raises what it raises."""
     asked = (tokenizer, messages, tools, options)
     return str(_applied(*asked, continue_final=continue_final, tokenize=False))
+
+
+def _turns(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any] | None,
+    tokens: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Where prompts that are likely to follow part from this one.
+
+    Templates rewrite what lies behind: a reasoning model's thoughts are dropped from earlier
+    turns, say. So the prompts themselves are rendered, with one letter for what is not known
+    yet, and compared with this one.
+    """
+    answered = [*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]
+    likely = [answered]
+    if messages and messages[-1].get("role") == "user":
+        likely.append([*messages[:-1], {"role": "user", "content": _OTHER}])
+    text = written(tokenizer, messages, tools, options)
+    found: set[int] = set()
+    for other in likely:
+        try:
+            theirs = written(tokenizer, other, tools, options)
+        except RequestError:
+            # A template that refuses what was only imagined: no position is known then.
+            continue
+        found.add(_position(tokenizer, text, _common(text, theirs), tokens))
+    return tuple(sorted(found - {0, len(tokens)}))
+
+
+def _common(ours: str, theirs: str) -> int:
+    """The length of the longest common prefix, by halving."""
+    known, most = 0, min(len(ours), len(theirs))
+    while known < most:
+        middle = (known + most + 1) // 2
+        if ours[known:middle] == theirs[known:middle]:
+            known = middle
+        else:
+            most = middle - 1
+    return known
+
+
+def _position(tokenizer: Any, text: str, characters: int, tokens: tuple[int, ...]) -> int:
+    """How many of ``tokens``, which are ``text``, make up its first ``characters``.
+
+    0 where no token ends there. Only the shorter side is tokenised again.
+    """
+    before = characters < len(text) - characters
+    side = text[:characters] if before else text[characters:]
+    part = encode(tokenizer, side, special=False) if side else ()
+    if before:
+        return len(part) if tokens[: len(part)] == part else 0
+    start = len(tokens) - len(part)
+    return start if start >= 0 and tokens[start:] == part else 0
+
+
+_OTHER: Final = "\u0007"
+"""A message that begins like no other."""
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = True) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from mac_decoder.engine.admission import cache_bytes
-from mac_decoder.engine.batch import Groups, Member, Step
+from mac_decoder.engine.batch import Groups, Left, Member, Step
 from mac_decoder.engine.events import (
     Event,
     Failed,
@@ -34,14 +34,16 @@ from mac_decoder.engine.events import (
     Sampling,
     Token,
 )
-from mac_decoder.engine.fill import Filling
-from mac_decoder.engine.memory import cache_budget, default_step
+from mac_decoder.engine.fill import Answers, Filling
+from mac_decoder.engine.memory import cache_budget, default_step, resident_budget
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
-from mac_decoder.engine.request import Request, Stage
+from mac_decoder.engine.request import Request, Reuse, Stage
 from mac_decoder.engine.sampling import Draw
+from mac_decoder.engine.sequences import Sequences
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.keeper import Keeper, Looked, Restored, nothing
 from protocol.errors import BatonError, CapacityError
 from protocol.layout import Layout
 
@@ -74,11 +76,27 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """The tiers have said what they hold of the prompt of ``key``."""
+
+    key: int
+    outcome: Future[Looked]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreEnded:
+    """The restore for ``key`` has ended, one way or the other."""
+
+    key: int
+    outcome: Future[Restored | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Drop everything and end the thread."""
 
 
-Command = Submit | Cancel | Fetched | Stop
+Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | Stop
 Deliver = Callable[[list[tuple[int, Event | Report]]], None]
 """Events in order; a request's report goes before its first token, and is no event."""
 
@@ -101,6 +119,7 @@ class Worker:
         load: Callable[[], LoadedModel],
         settings: EngineSettings,
         link: Link | None,
+        keeper: Keeper | None,
         deliver: Deliver,
         started: Callable[[LoadedModel, Limits], None],
     ) -> None:
@@ -108,6 +127,7 @@ class Worker:
         self._load = load
         self._settings = settings
         self._link = link
+        self._keeper = keeper
         self._deliver = deliver
         self._started = started
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -137,6 +157,7 @@ class Worker:
             self._prefill()
         self._filling.close()
         self._groups.close()
+        self._sequences.close()
         if wired is not None:
             mx.synchronize()
             mx.set_wired_limit(wired)
@@ -154,13 +175,28 @@ class Worker:
         )
         stream = mx.default_stream(mx.default_device())
         self._groups = Groups(loaded.model, loaded.layout, settings.padding, stream)
+        if self._keeper is not None:
+            self._keeper.resize(resident_budget(settings.ram_bytes))
+        self._sequences = Sequences(
+            loaded.layout,
+            loaded.checkpoint.dtype,
+            self.limits.prefill_step,
+            self._keeper,
+            room=lambda: self.limits.cache_bytes - self._reserved,
+            active_parameters=loaded.active_parameters,
+        )
         self._filling = Filling(
             loaded,
             self.limits.prefill_step,
             settings.remote_threshold,
             self._link,
-            fetched=lambda key, outcome: self.post(Fetched(key, outcome)),
-            progress=lambda key, progress: self._deliver([(key, progress)]),
+            self._sequences,
+            Answers(
+                looked=lambda key, outcome: self.post(LookedUp(key, outcome)),
+                restored=lambda key, outcome: self.post(RestoreEnded(key, outcome)),
+                fetched=lambda key, outcome: self.post(Fetched(key, outcome)),
+                progress=lambda key, progress: self._deliver([(key, progress)]),
+            ),
             ready=self._begin_decode,
             failed=self._fail,
         )
@@ -200,11 +236,16 @@ class Worker:
     def _apply(self, command: Command) -> None:
         match command:
             case Submit(key, generation, submitted):
-                request = Request(key, generation, submitted)
+                looked = nothing(generation.tokens)
+                request = Request(key, generation, submitted, Reuse(looked))
                 self._requests[key] = request
                 self._waiting.append(request)
             case Cancel(key):
                 self._cancel(key)
+            case LookedUp(key, outcome):
+                self._filling.take_looked(key, outcome, wanted=key in self._requests)
+            case RestoreEnded(key, outcome):
+                self._filling.take_restored(key, outcome, wanted=key in self._requests)
             case Fetched(key, outcome):
                 self._filling.take_fetched(outcome, wanted=key in self._requests)
             case Stop():
@@ -219,11 +260,20 @@ class Worker:
         match request.stage:
             case Stage.WAITING:
                 self._waiting.remove(request)
-            case Stage.REMOTE | Stage.PREFILL:
+            case Stage.LOOKUP | Stage.RESTORE | Stage.REMOTE | Stage.PREFILL:
                 self._filling.withdraw(request)
+                self._sequences.dropped(request)
             case Stage.DECODE:
-                self._groups.remove([key])
+                # What was generated is a turn like any other: a stop word ends it here too.
+                self._leave(request, self._groups.remove(key))
         self._give_back()
+
+    def _leave(self, request: Request, left: Left | None) -> None:
+        """Keep what a sequence that decoded leaves, if it leaves anything."""
+        if left is None:
+            self._sequences.dropped(request)
+        else:
+            self._sequences.ended(request, left)
 
     def _give_back(self) -> None:
         """Let the system have what MLX keeps for reuse, once nobody is left to reuse it."""
@@ -247,9 +297,18 @@ class Worker:
             if self._reserved + nbytes > self.limits.cache_bytes and self._reserved > 0:
                 return
             self._waiting.popleft()
+            missing = self._missing(nbytes)
+            if missing > 0:
+                self._sequences.make_room(missing, request)
+                mx.clear_cache()
             request.rows, request.nbytes = rows, nbytes
             self._filling.start(request)
             self._publish()
+
+    def _missing(self, nbytes: int = 0) -> int:
+        """Bytes that the live tier would have to give up for ``nbytes`` more."""
+        held = self._reserved + self._sequences.live.nbytes
+        return held + nbytes - self.limits.cache_bytes
 
     # -- decode
 
@@ -271,18 +330,23 @@ class Worker:
         steps = self._groups.step()
         now = time.perf_counter()
         self._owed_s -= now - began
-        for step in steps:
-            self._take_step(step, now)
+        left = [(self._requests[step.key], self._take_step(step, now)) for step in steps]
         self._flush()
+        # Nobody waits for these: every token of the step is on its way.
+        for request, step in left:
+            self._sequences.first_token_out(request)
+            if step.ended is not None:
+                self._leave(request, step.left)
+                self._give_back()
 
-    def _take_step(self, step: Step, now: float) -> None:
+    def _take_step(self, step: Step, now: float) -> Step:
         request = self._requests[step.key]
         if request.first_token_at is None:
             request.saw_first_token(now)
             self._events.append((request.key, request.report()))
         if not step.drawn.finite:
             self._fail(request, GenerationFault("the model's logits are not finite"))
-            return
+            return step
         self._generated += 1
         if step.ended != "stop":
             self._emit(request, Token(step.drawn.token, step.drawn.logprob, step.drawn.top))
@@ -292,6 +356,7 @@ class Worker:
             )
         else:
             self._grow(request)
+        return step
 
     def _grow(self, request: Request) -> None:
         """Reserve more rows for a sequence that comes to the end of its own."""
@@ -299,6 +364,8 @@ class Worker:
         if member is None or member.position + 2 < member.rows:
             return
         added = self._groups.grow(request.key, member.rows + self._settings.growth_rows)
+        if (missing := self._missing()) > 0:
+            self._sequences.make_room(missing, request)
         if added and self._reserved > self.limits.cache_bytes:
             error = CapacityError(
                 "the answer outgrew the memory for caches", reason="cache_memory_exhausted"
@@ -319,13 +386,18 @@ class Worker:
         self._owed_s = (time.perf_counter() - began) * share / (1 - share)
         self._publish()
 
+    def cache_status(self) -> dict[str, Any]:
+        """Figures of the tiers. Any thread, once the worker has started."""
+        return self._sequences.status()
+
     # -- endings and events
 
     def _emit(self, request: Request, event: Event) -> None:
         self._events.append((request.key, event))
 
     def _fail(self, request: Request, error: BatonError) -> None:
-        self._groups.remove([request.key])
+        self._groups.remove(request.key)
+        self._sequences.dropped(request)
         self._end(request, Failed(error))
 
     def _end(self, request: Request, event: Finished | Failed) -> None:

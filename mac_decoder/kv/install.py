@@ -117,14 +117,30 @@ def check_position(caches: Sequence[Any], position: int) -> None:
 def extract(
     caches: Sequence[Any], layout: Layout, position: int
 ) -> dict[tuple[int, int], np.ndarray]:
-    """All rows and states of ``caches`` at ``position`` in the wire's form.
+    """All rows and states of ``caches`` at ``position`` in the wire's form, copied.
 
-    Keys are ``(index, role)`` as in ``regions(layout, 0, position)``, values flat ``uint8``
-    copies, rows position-major. Raises ``EngineFault`` (``position_differs``) for another
-    position, ``IntegrityError`` for arrays that are not the layout's.
+    As :func:`views` of all rows, which has the errors too.
+    """
+    found = views(caches, layout, position)
+    return {place: array.copy() for place, array in found.items()}
+
+
+def views(
+    caches: Sequence[Any], layout: Layout, position: int, first: int = 0
+) -> dict[tuple[int, int], np.ndarray]:
+    """Rows and states of ``caches`` at ``position`` in the wire's form.
+
+    Of full layers the rows ``[first, position)``, of sliding layers the window, of recurrent
+    layers the states. Keys are ``(index, role)`` as in ``regions(layout, first, position)``,
+    values flat ``uint8``, rows position-major: views of mlx's memory, evaluated, which any
+    thread may read and nobody may write to. Nothing is copied that lies in the wire's order
+    already, as rows of a shadow do.
+
+    Raises ``EngineFault`` (``position_differs``) for another position, ``IntegrityError`` for
+    arrays that are not the layout's.
     """
     check_position(caches, position)
-    found: dict[tuple[int, int], np.ndarray] = {}
+    found: dict[tuple[int, int], mx.array] = {}
     pairs = zip(_matched(caches, layout), layout.layers, strict=True)
     for index, (entry, layer) in enumerate(pairs):
         match layer, entry.cache:
@@ -132,15 +148,23 @@ def extract(
                 arrays = zip(layer.states, recurrent.states(cache), strict=True)
                 for number, (state, array) in enumerate(arrays):
                     _check_array(array, (1, *state.shape), state.dtype)
-                    found[index, STATE + number] = _bytes(array[0])
+                    found[index, STATE + number] = array[0]
             case FullLayer(), KVCache() as cache:
                 for role in (KEY, VALUE):
-                    found[index, role] = _row_bytes(full.rows(cache, role), layer, role, position)
+                    rows = _checked_rows(full.rows(cache, role), layer, role, position)
+                    found[index, role] = rows[0, :, first:].transpose(1, 0, 2)
             case SlidingLayer(), RotatingKVCache() as cache:
                 count = min(position, layer.window)
                 for role in (KEY, VALUE):
-                    found[index, role] = _row_bytes(sliding.rows(cache, role), layer, role, count)
-    return found
+                    rows = _checked_rows(sliding.rows(cache, role), layer, role, count)
+                    found[index, role] = rows[0].transpose(1, 0, 2)
+    carried = {place: _carried(array) for place, array in found.items()}
+    # All at once: one wait for the device, not one for each array.
+    mx.eval(list(carried.values()))
+    return {
+        place: np.array(array, copy=False).reshape(-1).view(np.uint8)
+        for place, array in carried.items()
+    }
 
 
 def canonical(caches: Sequence[Any]) -> None:
@@ -164,11 +188,11 @@ def _matched(caches: Sequence[Any], layout: Layout) -> list[Entry]:
     return found
 
 
-def _row_bytes(array: mx.array, layer: AttentionLayer, role: int, count: int) -> np.ndarray:
-    """The bytes of ``(1, heads, count, dim)`` position-major."""
+def _checked_rows(array: mx.array, layer: AttentionLayer, role: int, count: int) -> mx.array:
+    """``array`` itself, ``(1, heads, count, dim)``."""
     width = layer.key_dim if role == KEY else layer.value_dim
     _check_array(array, (1, layer.heads, count, width), layer.dtype)
-    return _bytes(array[0].transpose(1, 0, 2))
+    return array
 
 
 def _check_array(array: mx.array, shape: tuple[int, ...], dtype: Dtype) -> None:
@@ -183,7 +207,6 @@ def _check_array(array: mx.array, shape: tuple[int, ...], dtype: Dtype) -> None:
         )
 
 
-def _bytes(array: mx.array) -> np.ndarray:
-    """A copy of the array's bytes in C order."""
-    carried = mx.contiguous(array).view(carrier(dtype_name(array)))
-    return np.array(carried, copy=True).reshape(-1).view(np.uint8)
+def _carried(array: mx.array) -> mx.array:
+    """The array's bits in C order, as a type that numpy can see."""
+    return mx.contiguous(array).view(carrier(dtype_name(array)))

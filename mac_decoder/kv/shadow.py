@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mac_decoder.kv.elements import carrier, mlx_dtype
-from protocol.errors import IntegrityError, LocalProtocolError
+from protocol.errors import EngineFault, IntegrityError, LocalProtocolError
 from protocol.layout import STATE, Layout, Region, Slot, regions
 
 PAGE = 4096
@@ -35,8 +35,11 @@ class _Memory:
 
     def __init__(self, region: Region, received_from: int) -> None:
         self.region = region
-        self.array = mx.empty(region.shape, dtype=carrier(region.dtype))
-        mx.eval(self.array)
+        try:
+            self.array = mx.empty(region.shape, dtype=carrier(region.dtype))
+            mx.eval(self.array)
+        except RuntimeError as error:
+            raise _failed(region) from error
         view = np.array(self.array, copy=False).reshape(-1).view(np.uint8)
         self.view: memoryview = view.data
         self.pages = view
@@ -53,17 +56,17 @@ class _Memory:
 
 
 class Shadow:
-    """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``.
+    """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``, or a tier all.
 
-    Made and consumed on the MLX thread; ``place``, ``place_held`` and ``prefault`` make no MLX
-    call and may run on other threads. Rows below ``cut`` that the cut still needs (see
-    ``gaps``) are placed by the decoder from what it holds.
+    Made and consumed on the MLX thread; ``place``, ``place_held``, ``place_piece`` and
+    ``prefault`` make no MLX call and may run on other threads. Rows below ``cut`` that the cut
+    still needs (see ``gaps``) are placed by the decoder from what it holds.
     """
 
     def __init__(self, layout: Layout, cut: int, end: int) -> None:
         """Reserve the memory of all regions; its pages are touched when written.
 
-        Raises ``ValueError`` unless ``0 <= cut < end``.
+        Raises ``ValueError`` unless ``0 <= cut < end``, ``EngineFault`` where mlx fails.
         """
         if not 0 <= cut < end:
             raise ValueError(f"need 0 <= cut < end, got cut={cut}, end={end}")
@@ -117,6 +120,24 @@ class Shadow:
         memory.held = memory.received_at
         return memory.view[: memory.received_at]
 
+    def place_piece(self, index: int, role: int, offset: int, nbytes: int) -> memoryview:
+        """The writable bytes of a piece of the region ``(index, role)``, in any order.
+
+        For a restore, whose pieces cover a region exactly once; bytes are counted. Raises
+        ``LocalProtocolError`` (``shadow_misplaced``) for a piece that lies outside, or for more
+        bytes than there are.
+        """
+        memory = self._memory.get((index, role))
+        if memory is None:
+            raise _misplaced("no such region", Slot(0, index, role, 0, 0, offset, nbytes), None)
+        with memory.lock:
+            total = memory.region.nbytes
+            if not 0 <= offset <= offset + nbytes <= total or memory.filled + nbytes > total:
+                slot = Slot(0, index, role, 0, 0, offset, nbytes)
+                raise _misplaced("outside of the region, or repeated", slot, memory.filled)
+            memory.filled += nbytes
+        return memory.view[offset : offset + nbytes]
+
     def prefault(self, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Touch every page that nothing was placed into yet, so that receiving need not wait.
 
@@ -150,14 +171,25 @@ class Shadow:
     def take(self, index: int, role: int) -> mx.array:
         """Give up a region: ``(1, heads, rows, dim)``, or a state with a batch axis of one.
 
-        A view of the same memory, which lives on in the array alone.
+        A view of the same memory, which lives on in the array alone. Raises ``EngineFault``
+        where mlx fails.
         """
         memory = self._memory.pop((index, role))
         memory.view.release()
-        array = memory.array.view(mlx_dtype(memory.region.dtype))
-        if role >= STATE:
-            return array[None]
-        return array.transpose(1, 0, 2)[None]
+        try:
+            array = memory.array.view(mlx_dtype(memory.region.dtype))
+            return array[None] if role >= STATE else array.transpose(1, 0, 2)[None]
+        except RuntimeError as error:
+            raise _failed(memory.region) from error
+
+
+def _failed(region: Region) -> EngineFault:
+    """mlx could not give or use the memory of ``region``: the machine's fault, not the cut's."""
+    return EngineFault(
+        "mlx failed while a cut was restored",
+        field=f"layer {region.index} role {region.role}",
+        found=f"{region.nbytes} bytes",
+    )
 
 
 def _misplaced(what: str, slot: Slot, filled: int | None) -> LocalProtocolError:

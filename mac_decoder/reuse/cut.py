@@ -175,10 +175,12 @@ def divide(
     tokens: ArrayLike,
     rows: Mapping[Place, Bytes],
     history: tuple[History, ...],
+    known: int = 0,
 ) -> tuple[CutBody, tuple[BlockBody, ...]]:
-    """A cut and its blocks from all rows and states at ``len(tokens)``, as flat bytes.
+    """A cut and its blocks from rows and states at ``len(tokens)``, as flat bytes.
 
-    ``rows`` has the places of ``regions(layout, 0, position)``. Nothing is copied: the bodies
+    ``rows`` has the places of ``regions(layout, 0, position)``, of full layers without the rows
+    of the first ``known`` blocks, whose bodies are then left out. Nothing is copied: the bodies
     are views of ``rows``. Raises as :func:`check_cut` does.
     """
     held = as_tokens(tokens)
@@ -189,12 +191,12 @@ def divide(
             name,
             {place: rows[place][number * n : (number + 1) * n] for place, n in sizes.items()},
         )
-        for number, name in enumerate(names)
+        for number, name in enumerate(names[known:])
     )
     rest: dict[Place, Bytes] = {}
     for region in rest_regions(layout, len(held)):
         place = (region.index, region.role)
-        skipped = len(names) * sizes.get(place, 0)
+        skipped = (len(names) - known) * sizes.get(place, 0)
         rest[place] = rows[place][skipped:]
     cut = CutBody(layout, held, tuple(names), rest, history)
     check_cut(cut)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from mac_decoder.engine.rates import Speeds
@@ -17,9 +17,9 @@ FetchedTier = Literal["resident", "durable"]
 Publication = Literal["pending", "published", "out_of_space", "refused", "invalid"]
 """What became of a resident cut's way to the durable tier.
 
-``pending``: not ended. ``published``: committed. ``out_of_space``: the cap or the floor left
-no room, or took it away again. ``refused``: the durable tier would not have it. ``invalid``:
-its bytes were found to differ from those that were authenticated.
+``pending``: not ended. ``published``: committed. ``out_of_space``: the cap, the floor or the
+queue left no room, or took it away again. ``refused``: the durable tier would not have it.
+``invalid``: its bytes were found to differ from those that were authenticated.
 """
 
 
@@ -60,7 +60,8 @@ class Remote:
     """The producer. ``reason`` is why it is not ready; ``holds`` is its share of the prompt.
 
     ``tile`` is its tile in tokens, ``deltas`` whether this decoder can take one,
-    ``fixed_threshold`` the configured prompt length from which to ask it.
+    ``fixed_threshold`` the configured prompt length from which to ask it; ``probe`` that rates
+    which refuse it should be doubted now (see ``rates.Probing``).
     """
 
     ready: bool = True
@@ -70,6 +71,7 @@ class Remote:
     holds: int = 0
     backlog_tokens: int = 0
     fixed_threshold: int | None = None
+    probe: bool = False
     speeds: Speeds = field(default_factory=Speeds)
 
 
@@ -78,6 +80,7 @@ class Facts:
     """All that a plan depends on. ``tokens`` is the prompt's length N, at least 1.
 
     ``durable`` is ``None`` where there is no durable tier, ``remote`` where no producer is.
+    ``reuse`` false: nobody was asked what is held, so that nothing can be missing.
     """
 
     tokens: int
@@ -87,6 +90,7 @@ class Facts:
     resident: Holding = NOTHING
     durable: Holding | None = None
     remote: Remote | None = None
+    reuse: bool = True
 
     @property
     def end(self) -> int:
@@ -151,6 +155,7 @@ class Plan:
     ``shared`` is the longest prefix that any tier holds; ``parts_at`` where the tokens of the
     prompt and of that holding differ first, if they do. ``delta`` is the delta that arms,
     whether or not it was chosen. ``fallback``: the producer was wanted and cannot be asked.
+    ``refused``: this request insists on it, so that nobody prefills.
     """
 
     action: Action
@@ -159,6 +164,12 @@ class Plan:
     parts_at: int | None
     delta: DeltaHandoff | None = None
     fallback: bool = False
+    refused: bool = False
+
+    @property
+    def source(self) -> Literal["live", "resident", "durable", "remote", "local"]:
+        """The tier that the cache comes from."""
+        return self.action.tier
 
 
 def offers(
@@ -184,11 +195,7 @@ def offers(
     return Holding(match.shared, match.parts_at, tuple(found))
 
 
-def without(facts: Facts, tier: FetchedTier, key: Hashable) -> Facts:
-    """The facts without one cut: what a request plans with after that cut failed it."""
-    held = facts.resident if tier == "resident" else facts.durable
-    if held is None:
-        return facts
+def without(held: Holding, key: Hashable) -> Holding:
+    """What is held without one cut: what a request plans with after that cut failed it."""
     kept = tuple(offer for offer in held.offers if offer.key != key)
-    left = Holding(max((offer.shared for offer in kept), default=0), held.parts_at, kept)
-    return replace(facts, **{tier: left})
+    return Holding(max((offer.shared for offer in kept), default=0), held.parts_at, kept)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import lcm
-from typing import Final
+from typing import Final, NamedTuple
 
-from mac_decoder.engine.rates import local_seconds, threshold
+from mac_decoder.engine.rates import FIRST_GUESS, local_seconds, remote_seconds, threshold
 from mac_decoder.reuse.cut import can_supply, replayable
 from mac_decoder.reuse.facts import (
     Base,
@@ -96,14 +96,24 @@ def plan(facts: Facts) -> Plan:
     if base.position == facts.end:
         return Plan(base, (*reasons, "cut_at_end"), shared, parts_at, delta)
     armed = delta if facts.remote is not None and facts.remote.deltas else None
-    goes, why, fallback = _lane(facts, base, armed)
-    if not goes:
-        return Plan(base, (*reasons, *why), shared, parts_at, delta, fallback)
+    lane = _lane(facts, base, armed)
+    why = lane.reasons
+    if not lane.goes:
+        return Plan(base, (*reasons, *why), shared, parts_at, delta, lane.fallback, lane.refused)
     if armed is not None:
         return Plan(armed, (*reasons, *why), shared, parts_at, delta)
     if base.position or delta is not None:
         why = (*why, "delta_not_available")
     return Plan(FullHandoff(), (*reasons, *why), shared, parts_at, delta)
+
+
+class _Lane(NamedTuple):
+    """Whether to ask the producer, and why; see ``Plan`` for the rest."""
+
+    goes: bool
+    reasons: tuple[str, ...]
+    fallback: bool = False
+    refused: bool = False
 
 
 def _shared(facts: Facts) -> tuple[int, int | None]:
@@ -144,7 +154,7 @@ def _base(facts: Facts, shared: int, parts_at: int | None) -> tuple[Base, tuple[
             best = Restore("durable", offer.key, offer.position, position)
             lacked_space = False
     reasons: list[str] = []
-    if shared == 0:
+    if shared == 0 and facts.reuse:
         reasons.append("no_shared_prefix")
     if parts_at is not None and parts_at < end:
         reasons.append("prompts_part")
@@ -223,54 +233,55 @@ def _replayable_at_or_below(history: Sequence[History], limit: int, step: int) -
     return 0
 
 
-def _lane(
-    facts: Facts, base: Base, delta: DeltaHandoff | None
-) -> tuple[bool, tuple[str, ...], bool]:
-    """Whether to ask the producer, why, and whether it was wanted and could not be asked."""
-    remote = facts.remote
+def _lane(facts: Facts, base: Base, delta: DeltaHandoff | None) -> _Lane:
+    """Choose the lane for what no cache holds.
+
+    ``local`` never asks the producer; ``remote`` asks it whatever the rates say; ``auto`` asks
+    it where that is expected to be faster. A producer that cannot be asked leaves an ``auto``
+    prompt to this machine and refuses a ``remote`` one.
+    """
+    remote, insists = facts.remote, facts.lane == "remote"
     if facts.lane == "local":
-        return False, ("lane_local",), False
+        return _Lane(False, ("lane_local",))
     if remote is None:
-        return False, ("no_producer",), False
+        return _Lane(False, ("no_producer",), refused=insists)
     if not remote.ready:
-        return False, (remote.reason,), facts.lane == "auto"
-    if facts.lane == "remote":
-        return True, ("lane_remote",), False
+        return _Lane(False, (remote.reason,), fallback=not insists, refused=insists)
+    if insists:
+        return _Lane(True, ("lane_remote",))
     uncached = facts.end - base.position
-    limit = remote.fixed_threshold
-    if limit is None:
-        limit = threshold(payload_bytes(facts.layout, 0, facts.end) / facts.end, remote.speeds)
-        if limit is None:
-            return False, ("rates_favour_local",), False
-    if uncached < limit:
-        return False, ("below_threshold",), False
+    if remote.fixed_threshold is not None and uncached < remote.fixed_threshold:
+        return _Lane(False, ("below_threshold",))
     here = local_seconds(uncached, remote.speeds)
     there = _handoff_seconds(facts, remote, delta.position if delta else 0)
     faster = here is not None and there is not None and there < here
+    slower = here is not None and there is not None and here < there
+    if remote.fixed_threshold is None:
+        limit = threshold(payload_bytes(facts.layout, 0, facts.end) / facts.end, remote.speeds)
+        if limit is None or uncached < limit:
+            if remote.probe and uncached >= FIRST_GUESS and not remote.backlog_tokens:
+                return _Lane(True, ("producer_probe",))
+            return _Lane(False, ("rates_favour_local" if limit is None else "below_threshold",))
     keeps = base.position > 0 and (delta is None or isinstance(base, ContinueLive))
     if keeps and not faster:
-        return False, ("reuse_favoured",), False
-    if remote.fixed_threshold is None and here is not None and there is not None and here < there:
-        return (
-            False,
-            ("producer_backlog" if remote.backlog_tokens else "rates_favour_local",),
-            False,
+        return _Lane(False, ("reuse_favoured",))
+    if remote.fixed_threshold is None and slower:
+        return _Lane(
+            False, ("producer_backlog" if remote.backlog_tokens else "rates_favour_local",)
         )
-    return True, ("above_threshold",), False
+    return _Lane(True, ("above_threshold",))
 
 
 def _handoff_seconds(facts: Facts, remote: Remote, start: int) -> float | None:
     """Expected time of a handoff over ``[start, end)`` behind the producer's backlog.
 
-    Rows travel while the next are computed. A prefix that the producer does not hold it
-    computes again, without sending it. ``None`` where nothing was measured.
+    A prefix that the producer does not hold it computes again, without sending it. ``None``
+    where nothing was measured.
     """
-    speeds = remote.speeds
-    if speeds.producer <= 0 or speeds.link <= 0:
-        return None
-    end = facts.end
+    speeds, end = remote.speeds, facts.end
     computed = end - start if remote.holds >= start else end
-    sent = payload_bytes(facts.layout, start, end)
+    alone = remote_seconds(computed, payload_bytes(facts.layout, start, end), speeds)
+    if alone is None:
+        return None
     each = max(1 / speeds.producer, payload_bytes(facts.layout, 0, end) / end / speeds.link)
-    waiting = remote.backlog_tokens * each
-    return speeds.overhead_s + waiting + max(computed / speeds.producer, sent / speeds.link)
+    return alone + remote.backlog_tokens * each

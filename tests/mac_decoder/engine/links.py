@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from mac_decoder.handoff.link import Destination, LinkState, Rates
 from mac_decoder.kv.install import extract
 from protocol.errors import BatonError, Cancelled, TransferError
 from protocol.layout import Layout, payload_bytes, schedule
+from protocol.messages import History, Recipe
 
 Rows = Mapping[tuple[int, int], np.ndarray]
 
@@ -107,7 +109,9 @@ class CopyingLink:
         nbytes = payload_bytes(self.layout, shadow.cut, shadow.end)
         wire = (time.perf_counter() - began) * 1e3
         phases = {"queue": 0.0, "compute": 0.0, "wire": wire, "verify": 0.0}
-        handoff = CopiedHandoff(nbytes, phases)
+        recipe = Recipe("producer", "copied", "float32", self.tile)
+        manifest = SimpleNamespace(history=(History(shadow.cut, shadow.end, recipe),))
+        handoff = CopiedHandoff(nbytes, phases, manifest)
         self.handoffs.append(handoff)
         return handoff
 

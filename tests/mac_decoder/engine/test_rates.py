@@ -47,7 +47,7 @@ def test_at_the_threshold_the_handoff_is_faster_and_below_it_is_not(
     limit = threshold(nbytes, speeds)
 
     def gain(tokens: int) -> float:
-        here, there = local_seconds(tokens, speeds), remote_seconds(tokens, nbytes, speeds)
+        here, there = local_seconds(tokens, speeds), remote_seconds(tokens, tokens * nbytes, speeds)
         assert here is not None
         assert there is not None
         return here - there

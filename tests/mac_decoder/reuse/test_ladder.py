@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mac_decoder.engine.rates import Speeds
-from mac_decoder.engine.remote import Situation, decide
-from mac_decoder.handoff.link import LinkState
 from mac_decoder.reuse.cut import can_supply, replayable
 from mac_decoder.reuse.facts import (
     NOTHING,
@@ -21,6 +19,7 @@ from mac_decoder.reuse.facts import (
     Facts,
     FullHandoff,
     Holding,
+    Lane,
     Live,
     Local,
     Offer,
@@ -33,7 +32,7 @@ from mac_decoder.reuse.facts import (
 from mac_decoder.reuse.ladder import SHORTFALLS, plan, resume_position, served_depth
 from mac_decoder.reuse.radix import Radix
 from protocol.blocks import BLOCK
-from protocol.layout import FullLayer, Layout, SlidingLayer, payload_bytes
+from protocol.layout import FullLayer, Layout, SlidingLayer
 from protocol.messages import History, Recipe
 from tests.mac_decoder.reuse.made import DECODE, FULL, LAYOUTS, PREFILL, RECURRENT, SLIDING, SPACE
 
@@ -473,40 +472,73 @@ speeds = st.builds(
     overhead_s=st.sampled_from((0.0, 0.05, 5.0)),
 )
 
+MEASURED = Remote(speeds=Speeds(18.0, 600.0, 1e9, 0.2))
+"""The producer wins from 4 tokens."""
 
-@settings(max_examples=100, deadline=None)
-@given(
-    end=st.integers(1, 5000),
-    lane=st.sampled_from(("auto", "local", "remote")),
-    link=st.sampled_from((None, LinkState("ready"), LinkState("down", "peer_silent"))),
-    rates=speeds,
-    fixed=st.sampled_from((None, 1, 600)),
-    backlog=st.sampled_from((0, 3000)),
+CRAWLING = Speeds(18.0, 600.0, 1.0, 0.2)
+"""A link on which no length of prompt is worth a handoff."""
+
+SLOW = Speeds(18.0, 600.0, 1e9, 1000.0)
+"""As after a handoff that waited for something long: it wins from thousands of tokens."""
+
+
+def away(reason: str) -> dict:
+    return {"ready": False, "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("lane", "uncached", "change", "expected"),
+    [
+        ("local", 900, {}, ("local", "lane_local")),
+        ("auto", 900, None, ("local", "no_producer")),
+        ("remote", 900, None, ("refused", "no_producer")),
+        ("auto", 900, away("producer_down"), ("fallback", "producer_down")),
+        ("remote", 900, away("weights_differ"), ("refused", "weights_differ")),
+        ("auto", 900, away("producer_connecting"), ("fallback", "producer_connecting")),
+        ("remote", 1, {}, ("remote", "lane_remote")),
+        ("auto", 900, {}, ("remote", "above_threshold")),
+        ("auto", 3, {}, ("local", "below_threshold")),
+        ("auto", 4, {}, ("remote", "above_threshold")),
+        ("auto", 255, {"speeds": Speeds()}, ("local", "below_threshold")),
+        ("auto", 256, {"speeds": Speeds()}, ("remote", "above_threshold")),
+        ("auto", 99, {"fixed_threshold": 100}, ("local", "below_threshold")),
+        ("auto", 100, {"fixed_threshold": 100}, ("remote", "above_threshold")),
+        ("auto", 900, {"speeds": CRAWLING}, ("local", "rates_favour_local")),
+        ("auto", 256, {"speeds": CRAWLING, "probe": True}, ("remote", "producer_probe")),
+        ("auto", 255, {"speeds": CRAWLING, "probe": True}, ("local", "rates_favour_local")),
+        (
+            "auto",
+            900,
+            {"speeds": CRAWLING, "probe": True, "backlog_tokens": 1},
+            ("local", "rates_favour_local"),
+        ),
+        ("auto", 900, {"speeds": SLOW, "probe": True}, ("remote", "producer_probe")),
+        ("auto", 900, {"speeds": SLOW}, ("local", "below_threshold")),
+        ("auto", 900, {"probe": True}, ("remote", "above_threshold")),
+        ("auto", 900, {"fixed_threshold": 901, "probe": True}, ("local", "below_threshold")),
+        ("auto", 20, {"backlog_tokens": 100_000}, ("local", "producer_backlog")),
+        (
+            "auto",
+            20,
+            {"backlog_tokens": 100_000, "fixed_threshold": 10},
+            ("remote", "above_threshold"),
+        ),
+        ("remote", 20, {"backlog_tokens": 100_000}, ("remote", "lane_remote")),
+    ],
 )
-def test_with_nothing_held_the_lane_is_the_engines_choice(
-    end: int,
-    lane: str,
-    link: LinkState | None,
-    rates: Speeds,
-    fixed: int | None,
-    backlog: int,
+def test_who_is_asked_where_nothing_is_held(
+    lane: Lane, uncached: int, change: dict | None, expected: tuple[str, str]
 ) -> None:
-    shipped = payload_bytes(FULL, 0, end) / end
-    situation = Situation(link, fixed, rates, shipped, backlog)
-    expected = decide(lane, end, situation)
-    remote = None
-    if link is not None:
-        remote = Remote(
-            ready=link.ready,
-            reason=link.reason or f"producer_{link.name}",
-            backlog_tokens=backlog,
-            fixed_threshold=fixed,
-            speeds=rates,
-        )
-    found = plan(Facts(end + 1, FULL, lane, remote=remote))
-    assert found.action.tier == expected.source
-    assert found.reasons == ("no_shared_prefix", *expected.reasons)
-    assert found.fallback == expected.fallback
+    remote = None if change is None else replace(MEASURED, **change)
+    verdict, reason = expected
+    found = plan(Facts(uncached + 1, FULL, lane, remote=remote))
+    assert found.source == ("remote" if verdict == "remote" else "local")
+    assert found.reasons == ("no_shared_prefix", reason)
+    assert (found.fallback, found.refused) == (verdict == "fallback", verdict == "refused")
+
+
+def test_where_nobody_was_asked_nothing_is_missing() -> None:
+    assert plan(replace(NONE, reuse=False)).reasons == ("no_producer",)
 
 
 # -- deltas
@@ -657,12 +689,18 @@ def test_after_every_failed_restore_there_is_a_rung_below(
         if not isinstance(action, Restore):
             break
         deepest = action.position
-        facts = without(facts, action.tier, action.key)
+        held = facts.resident if action.tier == "resident" else facts.durable
+        assert held is not None
+        facts = replace(facts, **{action.tier: without(held, action.key)})
     assert plan(facts).action == Local() or isinstance(plan(facts).action, Restore)
 
 
-def test_without_a_tier_there_is_nothing_to_leave_out() -> None:
-    assert without(NONE, "durable", "cut") == NONE
+def test_what_is_left_without_a_cut_is_the_rest() -> None:
+    near, far = offer(256, key="near"), offer(900, 700, key="far")
+    held = Holding(700, 700, (near, far))
+    assert without(held, "far") == Holding(256, 700, (near,))
+    assert without(without(held, "far"), "near") == Holding(0, 700, ())
+    assert without(held, "another") == held
 
 
 def test_a_prompt_has_tokens() -> None:

@@ -1,0 +1,103 @@
+"""The live tier: finished sequences whose caches stay as they are, while memory allows.
+
+Only a true continuation takes a sequence, and takes it away: its caches are gone on with in
+place. Whoever branches off finds the cuts that were kept on the way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mac_decoder.keeper import Line
+from mac_decoder.reuse import facts
+from protocol.messages import History
+
+MOST: Final = 64
+"""Sequences kept; each is compared with every prompt."""
+
+
+@dataclass(frozen=True, eq=False)
+class LiveSequence:
+    """A sequence in mlx-lm's caches, one per layer, canonical, with ``tokens`` in them."""
+
+    space: bytes
+    tokens: NDArray[np.uint32]
+    caches: list[Any]
+    history: tuple[History, ...]
+    line: Line
+    nbytes: int
+
+    @property
+    def position(self) -> int:
+        """Tokens in the caches."""
+        return len(self.tokens)
+
+
+class LiveTier:
+    """Finished sequences, least recently used first. MLX thread only."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, LiveSequence] = OrderedDict()
+        self._keys = 0
+        self.nbytes = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, sequence: LiveSequence) -> None:
+        """Keep a sequence."""
+        self._keys += 1
+        self._held[self._keys] = sequence
+        self.nbytes += sequence.nbytes
+
+    def take(self, key: int) -> LiveSequence:
+        """Give up a sequence to be gone on with."""
+        sequence = self._held.pop(key)
+        self.nbytes -= sequence.nbytes
+        return sequence
+
+    def offers(self, space: bytes, prompt: NDArray[np.uint32]) -> tuple[facts.Live, ...]:
+        """What each sequence shares with a prompt, for the ladder; those with nothing left out."""
+        found = (
+            facts.Live(key, held.position, _shared(held.tokens, prompt))
+            for key, held in self._held.items()
+            if held.space == space
+        )
+        return tuple(live for live in found if live.shared)
+
+    def continued_by(self, prompt: NDArray[np.uint32]) -> frozenset[int]:
+        """The deepest sequence that ``prompt`` goes on from, whoever may: at most one."""
+        going = [
+            (held.position, key)
+            for key, held in self._held.items()
+            if held.position < len(prompt) and _shared(held.tokens, prompt) == held.position
+        ]
+        return frozenset(key for _, key in [max(going)]) if going else frozenset()
+
+    def evict(self, nbytes: int, keep: frozenset[int] = frozenset()) -> list[LiveSequence]:
+        """Let go of sequences until ``nbytes`` are free, or only those of ``keep`` are left."""
+        gone: list[LiveSequence] = []
+        for key in [key for key in self._held if key not in keep]:
+            if sum(sequence.nbytes for sequence in gone) >= nbytes:
+                break
+            gone.append(self.take(key))
+        self.evicted += len(gone)
+        return gone
+
+    def evict_beyond(self, count: int) -> list[LiveSequence]:
+        """Let go of the least recently used beyond ``count``."""
+        gone = [self.take(key) for key in list(self._held)[: max(0, len(self._held) - count)]]
+        self.evicted += len(gone)
+        return gone
+
+
+def _shared(ours: NDArray[np.uint32], prompt: NDArray[np.uint32]) -> int:
+    count = min(len(ours), len(prompt))
+    differ = ours[:count] != prompt[:count]
+    return int(differ.argmax()) if differ.any() else count
