@@ -17,12 +17,15 @@ ON_NOTHING: Callable[[Any], None] = lambda _: None  # noqa: E731
 
 @dataclass(frozen=True)
 class Question:
-    """A chat request: greedy, streamed. ``lane`` says who may prefill."""
+    """A chat request: greedy, streamed. ``lane`` says who may prefill, ``reuse`` whether kept
+    caches may serve it.
+    """
 
     model: str
     messages: tuple[dict[str, str], ...]
     max_tokens: int
     lane: str = "auto"
+    reuse: bool = True
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the request."""
@@ -34,7 +37,7 @@ class Question:
             "stream": True,
             "stream_options": {"include_usage": True},
             "logprobs": True,
-            "baton": {"lane": self.lane},
+            "baton": {"lane": self.lane, "reuse": self.reuse},
         }
 
 

@@ -26,9 +26,9 @@ from rich.table import Table
 from app.bench_decoder import Round, decode
 from app.bench_limit import receive, send
 from app.children import Child, start
-from app.halves import require
 from app.terminal import err, human_bytes, out, print_json
 from protocol.errors import EngineFault, RequestError, TransferError
+from protocol.halves import require
 from protocol.layout import payload_bytes
 from protocol.layouts_named import named
 

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
-from app.halves import require
 from app.loopback import Loopback, loopback
 from app.terminal import err, out, print_json
 from protocol.errors import TransferError
+from protocol.halves import require
 
 RATIO_BAR = 1 / 8
 THROTTLED_BAR = 1.25
@@ -104,7 +104,7 @@ def _ask(pair: Loopback, text: str, label: str, lane: str) -> Answer:
     """One short answer. The label comes first, so that nothing held elsewhere is shared."""
     content = f"({label})\n\n{text}\n\nSummarise this in one sentence."
     name, messages = served_model(pair.url), ({"role": "user", "content": content},)
-    return of_lane(ask(pair.url, Question(name, messages, 8, lane)), lane)
+    return of_lane(ask(pair.url, Question(name, messages, 8, lane, reuse=False)), lane)
 
 
 def of_lane(answer: Answer, lane: str) -> Answer:

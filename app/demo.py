@@ -16,10 +16,10 @@ from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
-from app.halves import require
 from app.loopback import Loopback, loopback
 from app.terminal import err, human_bytes, out, print_json, progress
 from protocol.errors import ConfigError
+from protocol.halves import require
 
 QUESTION = "What are spring tides, and when do they happen?"
 
@@ -49,7 +49,7 @@ def demo(
         remote = _answer(pair.url, asked, question, as_json)
         local = None
         if compare_local:
-            local = _answer_locally(pair.url, replace(asked, lane="local"))
+            local = _answer_locally(pair.url, replace(asked, lane="local", reuse=False))
         if as_json:
             print_json(summary(remote, local))
         else:

@@ -17,9 +17,9 @@ import typer
 from rich.table import Table
 
 from app.demo_model import cache_root
-from app.halves import Half, missing
 from app.terminal import human_bytes, out, print_json
 from protocol.errors import BatonError
+from protocol.halves import Half, install_command, missing
 
 Verdict = Literal["ok", "note", "problem"]
 MARKS: dict[Verdict, str] = {
@@ -94,7 +94,7 @@ def _halves() -> Iterator[Finding]:
     if able:
         yield Finding("can run", "ok", " and ".join(able))
     else:
-        yield Finding("can run", "problem", "neither side", "pip install 'baton-llm[decoder]'")
+        yield Finding("can run", "problem", "neither side", install_command("decoder"))
 
 
 def _disk() -> Finding:

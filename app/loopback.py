@@ -66,7 +66,7 @@ def loopback(
             "decoder",
             [
                 *[sys.executable, "-m", "mac_decoder", *shared, *decoder_arguments],
-                *["--producer", producer.url, "--state-dir", state],
+                *["--producer", producer.url, "--state-dir", state, "--no-disk"],
             ],
             key,
         )

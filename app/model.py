@@ -13,10 +13,10 @@ import typer
 from rich.table import Table
 
 from app.demo_model import cache_root
-from app.halves import require
 from app.terminal import err, human_bytes, out, print_json, step
 from protocol.architectures import resolve
 from protocol.errors import ConfigError
+from protocol.halves import require
 
 app = typer.Typer(no_args_is_help=True, help="Import and list checkpoints.")
 

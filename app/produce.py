@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from app.halves import require
-
 
 def produce(context: typer.Context) -> None:
     """Run the producer (torch) on this machine; the options are listed by --help."""
-    require("producer")
     from gb10_producer.__main__ import main
 
     raise typer.Exit(main(context.args))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from app.halves import require
-
 
 def serve(context: typer.Context) -> None:
     """Run the decoder (MLX) and its OpenAI endpoint; the options are listed by --help."""
-    require("decoder")
     from mac_decoder.__main__ import main
 
     raise typer.Exit(main(context.args))

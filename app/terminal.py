@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from protocol.errors import BatonError
+from protocol.errors import BatonError, told
 
 out = Console(highlight=False)
 """What a command answers."""
@@ -20,15 +20,11 @@ err = Console(stderr=True, highlight=False)
 """Progress and complaints: never mixed into an answer that is piped on."""
 
 
-def complain(error: BatonError) -> None:
+def complain(error: BatonError, program: str = "baton") -> None:
     """Print an error as a sentence, with what was found and what to do about it."""
-    err.print(f"[bold red]error[/]: {escape(error.message)}  [dim]({error.reason})[/]")
-    details = error.details()
-    for name in ("field", "found", "expected"):
-        if name in details:
-            err.print(f"  {name}: {escape(details[name])}")
-    if error.hint:
-        err.print(f"  → {escape(error.hint)}")
+    text = Text(told(error, program))
+    text.stylize("bold red", len(program) + 2, len(program) + 7)
+    err.print(text, soft_wrap=True)
 
 
 def print_json(value: object) -> None:

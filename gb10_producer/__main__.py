@@ -8,6 +8,7 @@ import time
 from gb10_producer import logs
 from gb10_producer.config import parse
 from protocol.errors import EXIT_CONFIG, ConfigError
+from protocol.halves import require
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,6 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{producer}\n{decoder}")
             print(f"Copy {decoder.name} to the Mac; keep both files secret.", file=sys.stderr)
             return 0
+        if command.config.model is not None:
+            require("producer")
         if command.supervised:
             from gb10_producer import supervisor
 

@@ -81,11 +81,11 @@ class Command:
     make_pairing: Path | None = None
 
 
-def parse(arguments: list[str], prog: str = "python -m gb10_producer") -> Command:
+def parse(arguments: list[str]) -> Command:
     """The command in ``arguments``. Exits like argparse; raises ``ConfigError``
     (``config_invalid``) for options that do not go together.
     """
-    parser = _parser(prog)
+    parser = _parser()
     found = parser.parse_args(arguments)
     values = {name: getattr(found, name) for name in _OPTIONS.values()}
     config = replace(_DEFAULTS, **{k: v for k, v in values.items() if v is not None})
@@ -114,9 +114,9 @@ def check(config: ProducerConfig) -> None:
         raise _invalid("--link-mbps must be above 0.", "link_mbps")
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=prog,
+        prog="baton produce",
         description="Baton's producer: prefills prompts and hands their KV cache to a decoder.",
         argument_default=None,
     )

@@ -15,7 +15,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protocol.errors import BatonError
+from protocol.errors import BatonError, told
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _PATIENCE_S = 1.0
@@ -49,12 +49,7 @@ def configure(level: str) -> None:
 
 def complain(error: BatonError) -> None:
     """Tell a person what is wrong and what can be done, on stderr."""
-    lines = [f"error: {error.message}"]
-    details = error.details()
-    for name in ("reason", "field", "found", "expected", "hint"):
-        if name in details:
-            lines.append(f"  {name}: {details[name]}")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    print(told(error, "baton produce"), file=sys.stderr, flush=True)
 
 
 class Report(Protocol):

@@ -6,13 +6,13 @@ import logging
 import sys
 from pathlib import Path
 
-from mac_decoder import supervisor
 from mac_decoder.config import DecoderConfig, config_from
 from mac_decoder.handoff.trust import trust_of_file
 from mac_decoder.reporting import complain, start_logging
 from protocol import releases
 from protocol.checkpoint import read_layout
 from protocol.errors import EXIT_CONFIG, ConfigError
+from protocol.halves import require
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,11 @@ def main(argv: list[str] | None = None) -> int:
             return _child(int(args[1]))
         config = config_from(args)
         start_logging(config.log_level)
+        require("decoder")
         look_ahead(config)
+        # Only here: without its half installed this command is to say so.
+        from mac_decoder import supervisor
+
         return supervisor.run(config)
     except ConfigError as error:
         complain(error)
@@ -46,10 +50,10 @@ def look_ahead(config: DecoderConfig) -> None:
 
 
 def _child(descriptor: int) -> int:
-    start, listening, channel = supervisor.take_over(descriptor)
     # Only here: the supervisor itself never loads MLX.
-    from mac_decoder import node
+    from mac_decoder import node, supervisor
 
+    start, listening, channel = supervisor.take_over(descriptor)
     return node.run(start.config, listening, channel)
 
 

@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 
-from protocol.errors import BatonError
+from protocol.errors import BatonError, told
 
 
 def start_logging(level: str) -> None:
@@ -26,9 +26,8 @@ def start_logging(level: str) -> None:
 
 
 def complain(error: BatonError) -> None:
-    """Say what is wrong, its reason code, and what helps."""
-    hint = f"\n  {error.hint}" if error.hint else ""
-    print(f"baton serve: {error.message} ({error.reason}){hint}", file=sys.stderr, flush=True)
+    """Tell a person what is wrong and what can be done."""
+    print(told(error, "baton serve"), file=sys.stderr, flush=True)
 
 
 def traced(error: BaseException) -> str:

@@ -39,6 +39,8 @@ class BatonError(Exception):
     """
 
     default_reason: ClassVar[str] = "internal_error"
+    default_hint: ClassVar[str | None] = None
+    """What helps against every error of a kind, where nothing better is said."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class BatonError(Exception):
         self.field = field
         self.found = found
         self.expected = expected
-        self.hint = hint
+        self.hint = hint or self.default_hint
 
     @property
     def message(self) -> str:
@@ -72,6 +74,28 @@ class BatonError(Exception):
             "hint": self.hint,
         }
         return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def told(error: BatonError, program: str) -> str:
+    """``error`` as every command shows it on a terminal, without a last line feed::
+
+        PROGRAM: error: MESSAGE (REASON)
+          field: NAME
+          found: VALUE
+          expected: VALUE
+          → HINT
+
+    Lines of which nothing is known are left out.
+    """
+    details = error.details()
+    lines = [f"{program}: error: {error.message.rstrip('.')} ({error.reason})"]
+    lines += [f"  {name}: {details[name]}" for name in _SHOWN if name in details]
+    if error.hint:
+        lines.append("  → " + error.hint.replace("\n", "\n    "))
+    return "\n".join(lines)
+
+
+_SHOWN = ("field", "found", "expected")
 
 
 class ConfigError(BatonError):
@@ -109,6 +133,10 @@ class IdentityMismatch(BatonError):
     """
 
     default_reason = "identity_differs"
+    default_hint = (
+        "copy the decoder's checkpoint to the producer, so that both hold the same files, "
+        "and start the producer with it"
+    )
 
     def __init__(
         self,

@@ -9,10 +9,13 @@ from protocol.errors import ConfigError
 
 Half = Literal["decoder", "producer", "both"]
 
+_DECODER: Final = ("mlx", "mlx_lm", "transformers", "fastapi", "uvicorn", "prometheus_client")
+_PRODUCER: Final = ("torch", "transformers")
+
 MODULES: Final[dict[Half, tuple[str, ...]]] = {
-    "decoder": ("mlx", "mlx_lm", "fastapi", "uvicorn"),
-    "producer": ("torch", "transformers"),
-    "both": ("mlx", "mlx_lm", "torch", "transformers", "accelerate", "gguf"),
+    "decoder": _DECODER,
+    "producer": _PRODUCER,
+    "both": tuple(dict.fromkeys((*_DECODER, *_PRODUCER, "accelerate", "gguf"))),
 }
 """What an extra of the package brings that the others do without."""
 
@@ -22,13 +25,18 @@ def missing(half: Half) -> tuple[str, ...]:
     return tuple(name for name in MODULES[half] if find_spec(name) is None)
 
 
+def install_command(half: Half) -> str:
+    """What installs ``half``, for people; Baton comes as a repository, not from an index."""
+    return f"in a clone of Baton's repository: pip install -c constraints.txt '.[{half}]'"
+
+
 def require(half: Half) -> None:
     """Raise ConfigError ``half_not_installed`` unless everything of ``half`` is there."""
     if lacking := missing(half):
         raise ConfigError(
-            f"this command needs Baton's {half if half != 'both' else 'two halves'}",
+            f"this needs Baton's {'two halves' if half == 'both' else f'half of the {half}'}",
             reason="half_not_installed",
             field="modules",
             found=f"without {', '.join(lacking)}",
-            hint=f"pip install 'baton-llm[{half}]'",
+            hint=install_command(half),
         )
