@@ -24,7 +24,7 @@ from mac_decoder.reporting import traced
 from mac_decoder.reuse.cut import REST, Bytes, Place, clipped, divide, pieces
 from mac_decoder.reuse.facts import NOTHING, Holding, Publication, Restore
 from mac_decoder.reuse.resident import Pinned, Resident
-from mac_decoder.store.events import Event, Invalid
+from mac_decoder.store.events import Deleting, Event, Invalid
 from mac_decoder.store.manifest import Role
 from mac_decoder.store.publisher import Job, Publisher
 from mac_decoder.store.publishing import Published, Refused
@@ -86,13 +86,21 @@ class Line:
     """One sequence's blocks as they are kept, so that each of its cuts adds only what is new.
 
     ``blocks`` whole blocks were handed over; ``broken`` that they are not kept, so that the
-    next cut has to bring all of them. The pin belongs to the keeper's thread.
+    next cut has to bring all of them. The rest belongs to the keeper's thread: the cut that the
+    sequence was last kept as, pinned while the sequence goes on and only named while it rests.
     """
 
     def __init__(self, pinned: Pinned | None = None, blocks: int = 0) -> None:
         self.blocks = blocks
         self.broken = False
         self.pinned = pinned
+        self.rested: tuple[bytes, object] | None = None
+
+    def release(self) -> None:
+        """Let the cut be evicted."""
+        if self.pinned is not None:
+            self.pinned.release()
+            self.pinned = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ class Keeper:
         self, action: Restore, into: Into, cancelled: Callable[[], bool]
     ) -> Restored | None:
         began = time.perf_counter()
-        pinned = self._resident.pin(_name(action))
+        pinned = self._resident.pin(_name(action), serving=True)
         if pinned is None:
             return None
         nbytes, done = 0, False
@@ -241,7 +249,22 @@ class Keeper:
 
     def let_go(self, line: Line) -> None:
         """The sequence is not gone on with; its kept cuts may be evicted."""
-        self._submit(_release, line)
+        self._submit(line.release)
+
+    def rest(self, line: Line) -> None:
+        """The sequence may be gone on with later; until then its kept cuts may be evicted."""
+        self._submit(_rest, line)
+
+    def wake(self, line: Line) -> None:
+        """The sequence is gone on with, on what is still there of its kept cuts."""
+        self._submit(self._wake, line)
+
+    def _wake(self, line: Line) -> None:
+        rested, line.rested = line.rested, None
+        if rested is not None:
+            key, token = rested
+            line.pinned = self._resident.pin(key, token=token)
+        line.broken = line.broken or (line.blocks > 0 and line.pinned is None)
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> None:
         self._ordered.submit(work, *arguments).add_done_callback(self._ended)
@@ -278,7 +301,7 @@ class Keeper:
         self._count(f"put_{put.outcome}")
         pinned = self._resident.pin(put.key) if put.outcome in ("stored", "held") else None
         if pinned is not None:
-            _release(line)
+            line.release()
             line.pinned = pinned
             if kept.publish:
                 self._publish(kept, put.key)
@@ -323,11 +346,20 @@ class Keeper:
             log.warning("a cut is not on disk (%s)", outcome.reason)
 
     def heard(self, event: Event) -> None:
-        """The store's listener: what is damaged on disk is not served from memory either."""
+        """The store's listener.
+
+        What is damaged on disk is not served from memory either; what had to go for want of
+        space still is.
+        """
         log_event(event)
-        if isinstance(event, Invalid):
-            for name in event.cuts:
-                self._resident.settle(name, "invalid")
+        match event:
+            case Invalid(cuts=names):
+                for name in names:
+                    self._resident.settle(name, "invalid")
+            case Deleting(cut=name, reason="room" | "prune" | "clear") if name:
+                self._resident.settle(name, "out_of_space", was="published")
+            case _:
+                pass
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -369,10 +401,10 @@ def nothing(tokens: tuple[int, ...]) -> Looked:
     return Looked(b"", np.array(tokens, dtype=np.uint32), (), NOTHING, None)
 
 
-def _release(line: Line) -> None:
+def _rest(line: Line) -> None:
     if line.pinned is not None:
-        line.pinned.release()
-        line.pinned = None
+        line.rested = (line.pinned.key, line.pinned.token)
+        line.release()
 
 
 def _name(action: Restore) -> bytes:

@@ -55,6 +55,8 @@ class Sequences:
     def continued(self, request: Request, key: Any, position: int) -> list[Any]:
         """The caches of a live sequence, which go on as the request's."""
         sequence = self.live.take(key)
+        if self.keeper is not None:
+            self.keeper.wake(sequence.line)
         reuse = request.reuse
         reuse.start, reuse.history, reuse.line = position, sequence.history, sequence.line
         request.source = "live"
@@ -123,6 +125,7 @@ class Sequences:
             reuse.looked.space, tokens, left.caches, reuse.history, reuse.line, nbytes
         )
         self.live.put(sequence)
+        self.keeper.rest(reuse.line)
 
     def dropped(self, request: Request) -> None:
         """A request ended without leaving a sequence."""

@@ -96,7 +96,14 @@ class Stop:
     """Drop everything and end the thread."""
 
 
-Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | Stop
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Resolve ``answer`` once everything before it is done, with nothing."""
+
+    answer: Future[None]
+
+
+Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | Ask | Stop
 Deliver = Callable[[list[tuple[int, Event | Report]]], None]
 """Events in order; a request's report goes before its first token, and is no event."""
 
@@ -143,6 +150,12 @@ class Worker:
     def post(self, command: Command) -> None:
         """Hand a command to the MLX thread; returns at once."""
         self._inbox.put(command)
+
+    def idle(self, timeout_s: float | None = None) -> None:
+        """Wait until what was done behind the answers so far is done."""
+        answer: Future[None] = Future()
+        self.post(Ask(answer))
+        answer.result(timeout_s)
 
     def run(self) -> None:
         """Load, warm up, and serve until :class:`Stop`; the body of the MLX thread."""
@@ -248,6 +261,8 @@ class Worker:
                 self._filling.take_restored(key, outcome, wanted=key in self._requests)
             case Fetched(key, outcome):
                 self._filling.take_fetched(outcome, wanted=key in self._requests)
+            case Ask(answer):
+                answer.set_result(None)
             case Stop():
                 self._stopping = True
         self._publish()

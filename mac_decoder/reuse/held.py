@@ -60,9 +60,12 @@ class ResidentBlock:
 
 
 class ResidentCut:
-    """A held cut. ``gone``: dropped while pinned; it leaves with its last pin."""
+    """A held cut. ``gone``: dropped while pinned; it leaves with its last pin.
 
-    __slots__ = ("blocks", "body", "gone", "key", "nbytes", "pins", "publication", "space")
+    ``token`` tells it from a later cut of the same name, whose bytes may differ.
+    """
+
+    __slots__ = ("blocks", "body", "gone", "key", "nbytes", "pins", "publication", "space", "token")
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class ResidentCut:
         self.publication: Publication = publication
         self.pins = 0
         self.gone = False
+        self.token = object()
 
 
 def own_bytes(cut: CutBody) -> int:

@@ -48,6 +48,7 @@ class Pinned:
         self._tier = tier
         self._held: ResidentCut | None = held
         self.key = held.key
+        self.token = held.token
         self.cut = held.body
         self.blocks = tuple(block.body for block in held.blocks)
 
@@ -110,11 +111,19 @@ class Resident:
         deeper = max(serving, barred, key=lambda held: held.shared)
         return replace(deeper, offers=serving.offers + barred.offers)
 
-    def pin(self, key: bytes) -> Pinned | None:
-        """Keep a cut in memory while it is read, and mark it as used; ``None`` if it is gone."""
+    def pin(
+        self, key: bytes, *, serving: bool = False, token: object | None = None
+    ) -> Pinned | None:
+        """Keep a cut in memory while it is read, and mark it as used; ``None`` if it is gone.
+
+        ``serving``: ``None`` also if it may not serve, which it may have when it was found.
+        ``token``: ``None`` also if it is not the very cut that was pinned with it before.
+        """
         with self._lock:
             held = self._cuts.get(key)
-            if held is None:
+            if held is None or (serving and held.publication in BARRED):
+                return None
+            if token is not None and held.token is not token:
                 return None
             held.pins += 1
             if held.publication not in BARRED:
@@ -182,12 +191,20 @@ class Resident:
                 with self._lock:
                     self._let_go(taken.values())
 
-    def settle(self, key: bytes, publication: Publication) -> bool:
-        """Record what became of a cut's publication; whether the cut is still held."""
+    def settle(
+        self, key: bytes, publication: Publication, *, was: Publication | None = None
+    ) -> bool:
+        """Record what became of a cut's publication; whether the cut is still held.
+
+        With ``was`` only if that is what had become of it: the loss of a published cut must
+        not let a refused one serve.
+        """
         with self._lock:
             held = self._cuts.get(key)
             if held is None:
                 return False
+            if was is not None and held.publication != was:
+                return True
             index = self._index(held.publication)
             held.publication = publication
             if self._index(publication) is not index:

@@ -17,11 +17,15 @@ DeleteReason = Literal[
 
 @dataclass(frozen=True)
 class Deleting:
-    """A file is about to be removed. ``path`` is relative to the cache directory."""
+    """A file is about to be removed. ``path`` is relative to the cache directory.
+
+    ``cut`` is the name of the cut that is not held any more; empty for other files.
+    """
 
     path: str
     nbytes: int
     reason: DeleteReason
+    cut: bytes = b""
 
 
 @dataclass(frozen=True)

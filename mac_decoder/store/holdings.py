@@ -71,12 +71,14 @@ class Holdings:
         with self.lock:
             return self.cap_bytes - INDEX_RESERVE - self.ledger.on_disk
 
-    def remove_file(self, relative: str, nbytes: int, reason: DeleteReason) -> None:
+    def remove_file(
+        self, relative: str, nbytes: int, reason: DeleteReason, cut: bytes = b""
+    ) -> None:
         """Announce, then unlink; a file that is gone already is no error.
 
         Raises ``OSError``. The books are the caller's.
         """
-        self.tell(Deleting(relative, nbytes, reason))
+        self.tell(Deleting(relative, nbytes, reason, cut))
         try:
             self.disk.unlink(self.path(relative))
         except FileNotFoundError:

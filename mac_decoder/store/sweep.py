@@ -157,7 +157,7 @@ class Sweeper:
                     # From here on no reader finds it.
                     before, cut.withheld = cut.withheld, "invalid"
                 try:
-                    held.remove_file(names.cut_path(cut.file), cut.nbytes, reason)
+                    held.remove_file(names.cut_path(cut.file), cut.nbytes, reason, cut.name)
                 except OSError:
                     cut.withheld = before
                     raise

@@ -142,7 +142,8 @@ def test_two_machines_with_a_pairing(produce, serve, checkpoint, tmp_path):
 
     def ask(lane: str, text: str = LONG) -> dict:
         messages = [{"role": "user", "content": text}]
-        answer = decoder.chat(messages=messages, max_tokens=6, baton={"lane": lane})
+        wanted = {"lane": lane, "reuse": False}
+        answer = decoder.chat(messages=messages, max_tokens=6, baton=wanted)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

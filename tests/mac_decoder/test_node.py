@@ -31,6 +31,7 @@ class Decoder:
     def __init__(self, state: Path, *args: str, key: bytes | None = None) -> None:
         self.log_path = state / "log"
         command = [sys.executable, "-m", "mac_decoder", "--state-dir", str(state), *args]
+        command += ["--cache-dir", str(state / "cache")]
         inherited: tuple[int, ...] = ()
         if key is not None:
             reading, writing = os.pipe()

@@ -26,6 +26,7 @@ from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.model import LoadedModel, load
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.link import Link
+from mac_decoder.keeper import Keeper
 from protocol.checkpoint import read_checkpoint
 
 GREEDY = Sampling(temperature=0.0)
@@ -44,6 +45,8 @@ def ask(
     lane: Lane = "auto",
     top_logprobs: int | None = None,
     stops: Sequence[int] = (),
+    turns: Sequence[int] = (),
+    reuse: bool = True,
 ) -> Generation:
     """A request with a name of its own length."""
     return Generation(
@@ -54,6 +57,8 @@ def ask(
         top_logprobs=top_logprobs,
         stop_token_ids=frozenset(stops),
         lane=lane,
+        turns=tuple(turns),
+        reuse=reuse,
     )
 
 
@@ -86,16 +91,21 @@ class Told:
 
 @asynccontextmanager
 async def running(
-    path: Path, settings: EngineSettings | None = None, link: Link | None = None
+    path: Path,
+    settings: EngineSettings | None = None,
+    link: Link | None = None,
+    keeper: Keeper | None = None,
 ) -> AsyncIterator[Engine]:
-    """An engine that is ready, and closed at the end."""
+    """An engine that is ready, and closed at the end; ``keeper`` is closed too."""
     checkpoint = read_checkpoint(path)
-    engine = Engine(lambda: load(checkpoint), settings, link)
+    engine = Engine(lambda: load(checkpoint), settings, link, keeper)
     await engine.start()
     try:
         yield engine
     finally:
         await engine.close()
+        if keeper is not None:
+            keeper.close()
 
 
 async def told(engine: Engine, generation: Generation) -> Told:
