@@ -22,7 +22,15 @@ from gb10_producer.throttle import Throttle
 from gb10_producer.trust import Trust
 from gb10_producer.wire import Wire
 from protocol.deadlines import Timing
-from protocol.errors import BatonError, CapacityError, LocalProtocolError, TransferError
+from protocol.errors import (
+    BatonError,
+    CapacityError,
+    ConfigError,
+    IdentityMismatch,
+    IntegrityError,
+    LocalProtocolError,
+    TransferError,
+)
 from protocol.handoff import (
     Committed,
     Credited,
@@ -47,6 +55,8 @@ _QUEUED_BYTES = 2 << 20
 """Below this much queued for the socket, the next frame is queued."""
 _LOOK_AROUND_S = 0.5
 _CLOSE_S = 2.0
+_HOSTS = 64
+"""Of how many hosts it is remembered why they were refused."""
 _GOING_AWAY, _POLICY, _NORMAL = 1001, 1008, 1000
 
 
@@ -79,6 +89,36 @@ class _Transfer:
     """(byte of the stream, backlog items that nobody needs once it is written)."""
 
 
+class Refusals:
+    """Which refusals were logged: a decoder that may not connect tries again for ever.
+
+    Every reason is news once for each host, and again after that host has connected. All
+    methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[tuple[str, ...]]] = {}
+        self._lock = threading.Lock()
+
+    def news(self, host: str, error: BatonError) -> bool:
+        """Whether ``host`` was not refused for this reason before; from now on it was."""
+        components = error.components if isinstance(error, IdentityMismatch) else ()
+        kind = (error.reason, *components)
+        with self._lock:
+            if host not in self._known and len(self._known) >= _HOSTS:
+                del self._known[next(iter(self._known))]
+            known = self._known.setdefault(host, set())
+            if kind in known:
+                return False
+            known.add(kind)
+            return True
+
+    def connected(self, host: str) -> None:
+        """Forget why ``host`` was refused."""
+        with self._lock:
+            self._known.pop(host, None)
+
+
 class Connection:
     """Serves one socket until it closes; :meth:`run` never raises for what a peer does."""
 
@@ -89,12 +129,14 @@ class Connection:
         offer: Offer,
         device: Device,
         *,
+        refusals: Refusals | None = None,
         proven: Callable[[], None] = lambda: None,
         crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.peer = peer
         self._offer = offer
         self._device = device
+        self._refusals = refusals or Refusals()
         self._proven = proven
         self._crowded = crowded
         self._wire = Wire(sock, stall_s=offer.timing.idle_s)
@@ -112,13 +154,28 @@ class Connection:
             self._serve()
         except BatonError as error:
             code, reason = _POLICY, error.reason
-            log.info("connection ended", extra={"peer": self.peer, **_loggable(error)})
+            self._log_end(error)
             self._flush()
         finally:
             self._end_transfer()
             if self._stopping.is_set():
                 code = _GOING_AWAY
             self._wire.close(code, reason, _CLOSE_S)
+
+    @property
+    def _host(self) -> str:
+        return self.peer.rpartition(":")[0]
+
+    def _log_end(self, error: BatonError) -> None:
+        """A decoder that is refused is a person's business, everything else is routine."""
+        facts = {"peer": self.peer, **_loggable(error)}
+        wrong = isinstance(error, IdentityMismatch | IntegrityError | ConfigError)
+        if self._ready or not (wrong or error.reason == "version_unsupported"):
+            log.info("connection ended", extra=facts)
+        elif self._refusals.news(self._host, error):
+            log.warning("decoder refused", extra=facts)
+        else:
+            log.debug("decoder refused again", extra=facts)
 
     def stop(self) -> None:
         """Abort what runs, tell the peer, and close. Any thread."""
@@ -192,6 +249,7 @@ class Connection:
                     log.info("committed", extra={"peer": self.peer, "generation": generation})
                 case Ready():
                     self._ready = True
+                    self._refusals.connected(self._host)
                     self._proven()
                     log.info("decoder connected", extra={"peer": self.peer})
                 case Credited() | Released():

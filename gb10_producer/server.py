@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 
-from gb10_producer.connection import Connection, Offer
+from gb10_producer.connection import Connection, Offer, Refusals
 from gb10_producer.device import Device
 from protocol.errors import CapacityError, ConfigError
 
@@ -64,6 +64,7 @@ class Server:
         self._offer = offer
         self._device = device
         self._limit = connections
+        self._refusals = Refusals()
         self._lock = threading.Lock()
         self._strangers: dict[Connection, threading.Thread] = {}
         self._proven: dict[Connection, threading.Thread] = {}
@@ -130,6 +131,7 @@ class Server:
             peer,
             self._offer,
             self._device,
+            refusals=self._refusals,
             proven=lambda: self._promote(connection),
             crowded=lambda: len(self._proven) >= self._limit,
         )

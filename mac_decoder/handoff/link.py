@@ -23,7 +23,7 @@ LinkName = Literal["off", "connecting", "ready", "down", "refused"]
 class LinkState:
     """Where the link stands. ``reason`` is a stable code ("" when ready).
 
-    ``detail`` is for people: what went wrong, or how a ready producer computes.
+    ``detail`` is for people: what went wrong and what helps, or how a ready producer computes.
     """
 
     name: LinkName

@@ -27,11 +27,13 @@ from protocol.errors import (
     BatonError,
     Cancelled,
     CapacityError,
+    IdentityMismatch,
     LocalProtocolError,
     TransferError,
 )
 from protocol.handoff import PeerAborted, State
 from protocol.messages import HelloAck
+from protocol.reasons import REASONS
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class Pool:
                 return LinkState("connecting", "producer_connecting")
             name = "down" if _passing(failure) else "refused"
             left = max(0.0, self._retry_at - time.monotonic())
-            return LinkState(name, failure.reason, failure.message, self._attempts, left)
+            return LinkState(name, failure.reason, _explained(failure), self._attempts, left)
 
     def error(self) -> BatonError | None:
         """Why no connection can be had now; ``None`` when one can."""
@@ -222,8 +224,8 @@ class Pool:
 
     def _failed(self, error: BatonError) -> None:
         """Note that no connection could be had or kept; the lock is held."""
-        if self._failure is None or self._failure.reason != error.reason:
-            _log.warning("producer not available (%s): %s", error.reason, error.message)
+        if self._failure is None or _kind(self._failure) != _kind(error):
+            _log.warning("producer not available (%s): %s", error.reason, _explained(error))
         # A copy: the error itself holds the frames that it passed through, with their tokens.
         self._failure = copy.copy(error)
         self._failed_at = time.monotonic()
@@ -386,6 +388,28 @@ def pause_s(attempts: int, passing: bool) -> float:
 def _passing(error: BatonError) -> bool:
     """Whether the failure may pass by itself, as a restart or a network's does."""
     return isinstance(error, TransferError | CapacityError)
+
+
+def _components(error: BatonError) -> tuple[str, ...]:
+    """The parts of the identity in which the producer differs."""
+    return error.components if isinstance(error, IdentityMismatch) else ()
+
+
+def _kind(error: BatonError) -> tuple[str, ...]:
+    """What two failures have in common that need not be told apart."""
+    return (error.reason, *_components(error))
+
+
+def _explained(error: BatonError) -> str:
+    """Why there is no producer, and what a person has to do where it does not pass by itself."""
+    if _passing(error):
+        return error.message
+    components = _components(error)
+    differing = f"its checkpoint differs in {', '.join(components)}"
+    what = differing if components else error.message
+    known = REASONS.get(error.reason)
+    advice = error.hint or (known.meaning if known else "")
+    return f"{what}; {advice}" if advice else what
 
 
 def _recipe(ack: HelloAck | None) -> str:

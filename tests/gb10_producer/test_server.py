@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
+from typing import Any
 
+import msgspec
 import pytest
 
 from gb10_producer.prefill import Rows
@@ -117,6 +120,42 @@ def test_another_identity_is_refused_by_the_names_of_what_differs() -> None:
         assert refused.value.reason == "weights_differ"
         assert refused.value.components == ("weights", "tokenizer")
         assert source.emitted == 0, "no token was computed"
+
+
+def test_a_decoder_that_keeps_being_refused_is_a_warning_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[tuple[str, str]]:
+        found = [record for record in caplog.records if record.message == "decoder refused"]
+        assert all(record.levelno == logging.WARNING for record in found)
+        return [(record.error, record.error_reason) for record in found]  # type: ignore[attr-defined]
+
+    def refused(**options: Any) -> None:
+        with Peer(producer.url, **options) as peer, pytest.raises(BatonError):
+            peer.handshake()
+        wait_until(lambda: producer.connections == (0, 0))
+
+    weights = msgspec.structs.replace(stand_in_identity(MIXED), weights="0" * 64)
+    more = msgspec.structs.replace(weights, template="1" * 64)
+    with running(Synthetic(MIXED, 16)) as producer, caplog.at_level(logging.DEBUG):
+        for _ in range(3):
+            refused(identity=weights)
+        assert told() == [("the other side's model differs in: weights", "weights_differ")]
+        refused(identity=more)
+        refused(identity=weights)
+        assert told()[1:] == [
+            ("the other side's model differs in: weights, template", "weights_differ")
+        ]
+        for _ in range(2):
+            refused(pairing=Pairing(b"w" * 32, 0))
+        assert [reason for _, reason in told()[2:]] == ["proof_differs"]
+        with Peer(producer.url) as peer:
+            peer.handshake()
+        refused(identity=weights)
+        assert len(told()) == 4, "it had connected in between"
+    again = [record for record in caplog.records if record.message == "decoder refused again"]
+    assert all(record.levelno == logging.DEBUG for record in again)
+    assert len(again) == 4
 
 
 def test_a_certificate_that_is_not_the_paired_one_gets_no_handshake() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 import time
 
 import pytest
 
-from mac_decoder.handoff import generations
+from mac_decoder.handoff import generations, pool
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.link import described
@@ -298,6 +299,41 @@ def test_other_weights_are_a_state_and_a_typed_error(make_producer, make_link):
         link.fetch(TOKENS, Memory(LAYOUT, 0, END))
     assert caught.value.reason == "weights_differ"
     assert described(link)["reason"] == "weights_differ"
+
+
+def test_what_differs_and_what_helps_is_logged_once_for_every_change(
+    make_producer, make_link, monkeypatch, caplog
+):
+    monkeypatch.setattr(pool, "REFUSED_PAUSE_S", 0.02)
+    differing = {"weights": "99" * 32, "tokenizer": "88" * 32}
+    producer = make_producer(identity=IDENTITY.__class__(**{**_fields(IDENTITY), **differing}))
+    with caplog.at_level(logging.INFO, logger=pool.__name__):
+        link = make_link(producer)
+        wait_until(lambda: link.state.attempts >= 3)
+        assert refusals(caplog) == [link.state.detail]
+        assert "weights, tokenizer" in link.state.detail
+        assert "copy the decoder's checkpoint" in link.state.detail
+        # Now the weights are right, and the tokenizer is another one still.
+        producer.identity = IDENTITY.__class__(**{**_fields(IDENTITY), "tokenizer": "77" * 32})
+        wait_until(lambda: link.state.reason == "tokenizer_differs")
+        assert refusals(caplog)[1:] == [link.state.detail]
+        assert "weights" not in link.state.detail
+        producer.identity = IDENTITY
+        wait_until(lambda: link.state.ready)
+    assert len(refusals(caplog)) == 2
+
+
+def test_another_key_says_that_the_machines_have_to_be_paired_again(make_producer, make_link):
+    link = make_link(make_producer(key=bytes(32)))
+    wait_until(lambda: link.state.name == "refused")
+    assert "pairing key" in link.state.detail
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said, as warnings, of a producer that is not available."""
+    told = [record for record in caplog.records if record.msg.startswith("producer not available")]
+    assert all(record.levelno == logging.WARNING for record in told)
+    return [record.args[1] for record in told if isinstance(record.args, tuple)]
 
 
 def test_another_key_is_refused_before_any_prompt_leaves(make_producer, make_link):
