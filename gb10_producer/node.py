@@ -81,12 +81,17 @@ def say_ready(url: str) -> None:
 def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int:
     """Serve until a signal, the lifeline's end or a device fault; return the exit status."""
     logs.configure(config.log_level)
-    stop = threading.Event()
+    stop, serving = threading.Event(), threading.Event()
+
+    def now_ready(url: str) -> None:
+        serving.set()
+        ready(url)
+
     try:
-        _listen_to_signals(stop)
+        _listen_to_signals(stop, serving)
         if config.lifeline_fd is not None:
-            _watch_lifeline(config.lifeline_fd, stop)
-        return serve(config, stop, ready)
+            _watch_lifeline(config.lifeline_fd, stop, serving)
+        return serve(config, stop, now_ready)
     except (ConfigError, CapacityError) as error:
         logs.complain(error)
         return EXIT_CONFIG
@@ -286,26 +291,33 @@ def _finite(data: memoryview, dtype: Dtype) -> bool:
     return not np.any((numbers & exponent) == exponent)
 
 
-def _listen_to_signals(stop: threading.Event) -> None:
+def _listen_to_signals(stop: threading.Event, serving: threading.Event) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
     def asked(number: int, _frame: object) -> None:
         if stop.is_set():
             os._exit(128 + number)  # asked twice: whoever asks does not want to wait
-        stop.set()
+        _ask_to_stop(stop, serving)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, asked)
 
 
-def _watch_lifeline(descriptor: int, stop: threading.Event) -> None:
+def _watch_lifeline(descriptor: int, stop: threading.Event, serving: threading.Event) -> None:
     """Stop when the other end of the pipe is closed: whoever started this process is gone."""
 
     def watch() -> None:
         with os.fdopen(descriptor, "rb", buffering=0) as pipe:
             while pipe.read(64):
                 pass
-        stop.set()
+        _ask_to_stop(stop, serving)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def _ask_to_stop(stop: threading.Event, serving: threading.Event) -> None:
+    """Have ``serve`` return; while it still loads, which takes long, nobody loses anything."""
+    if not serving.is_set():
+        os._exit(0)
+    stop.set()

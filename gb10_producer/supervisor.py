@@ -8,6 +8,7 @@ was asked for, 78 needs a person.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ from protocol.restarts import Policy, Restarts
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = "stopping…\n".encode()
+"""Written past the stream's lock, which the code that a signal interrupts may hold."""
 _GRACE_S = 10.0
 """From the signal that asks a child to end to the one that ends it."""
 
@@ -148,14 +151,23 @@ class Supervisor:
         if threading.current_thread() is not threading.main_thread():
             return
 
+        heard: set[int] = set()
+
         def forward(number: int, _frame: FrameType | None) -> None:
-            first = not self._asked.is_set()
+            first, again = not self._asked.is_set(), number in heard
+            heard.add(number)
             self._asked.set()
+            if first:
+                with contextlib.suppress(OSError):  # nobody may be there to read it
+                    os.write(2, _STOPPING)
             child = self._child
-            if child is not None and child.poll() is None:
+            if child is None or child.poll() is not None:
+                return
+            if again:
+                child.kill()  # asked twice: whoever asks does not want to wait
+            elif first:
                 child.send_signal(number)
-                if first:
-                    self._kill_later(child)
+                self._kill_later(child)
 
         for number in _SIGNALS:
             signal.signal(number, forward)

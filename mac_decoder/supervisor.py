@@ -10,6 +10,7 @@ same status.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 45.0
 """From SIGTERM to SIGKILL: a node that stops may write caches to disk for a while."""
+
+_STOPPING: Final = "stopping…\n".encode()
+"""Written past the stream's lock, which the code that a signal interrupts may hold."""
 
 _COMMAND: Final = (sys.executable, "-m", "mac_decoder", "--child")
 
@@ -96,13 +100,21 @@ class _Supervisor:
         self._restarts = Restarts(policy)
         self._state: State = "starting"
         self._stopping = False
+        self._heard: set[int] = set()
+        self._child: _Child | None = None
         # As the node will.
         own = () if is_loopback(config.host) else (config.host,)
         hosts = (*config.hosts, *own)
         self._stand_in = StandIn(listening, self._standing, hosts, config.origins)
 
-    def stop(self, *_: object) -> None:
-        """Signal handler: leave as soon as the child has."""
+    def stop(self, number: int, _frame: object) -> None:
+        """Signal handler: leave as soon as the child has; asked twice, at once."""
+        if not self._stopping:
+            with contextlib.suppress(OSError):  # nobody may be there to read it
+                os.write(2, _STOPPING)
+        if number in self._heard and self._child is not None:
+            self._child.process.kill()
+        self._heard.add(number)
         self._stopping = True
 
     def run(self) -> int:
@@ -121,11 +133,12 @@ class _Supervisor:
 
     def _one_life(self) -> int:
         """Start a child and watch it to its end; its exit status."""
-        child = self._start()
+        self._child = child = self._start()
         try:
             self._watch(child)
             status = self._end(child)
         finally:
+            self._child = None
             child.channel.close()
         if not self._stopping:
             # Before anything else: clients that wait in the socket's queue get an answer.
@@ -183,7 +196,7 @@ class _Supervisor:
             control.send_line(child.channel, control.GO)
         elif line == control.READY:
             child.ready_at = time.monotonic()
-            log.info("the decoder is ready at %s", endpoint.url_of(self._listening))
+            log.debug("the decoder is ready at %s", endpoint.url_of(self._listening))
 
     def _end(self, child: _Child) -> int:
         """Wait for the child, with as much force as it takes; its exit status."""

@@ -124,6 +124,36 @@ def test_it_ends_with_whoever_started_it() -> None:
         child.wait(15.0)
 
 
+LOADING = """
+import sys, time
+from gb10_producer import node
+from gb10_producer.config import ProducerConfig
+
+def load(config):
+    print("loading", flush=True)
+    time.sleep(60)
+
+node._source = load
+config = ProducerConfig(synthetic="muse-glimmer", port=0, key_fd=int(sys.argv[1]))
+sys.exit(node.run(config))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_it_still_loads_is_one_at_once(number: signal.Signals) -> None:
+    """Loading a model takes seconds to minutes, in which nothing looks at an event."""
+    key = key_pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(key)], stdout=subprocess.PIPE, pass_fds=[key], text=True
+    )
+    os.close(key)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(number)
+    assert process.wait(5.0) == 0
+    process.stdout.close()
+
+
 def test_two_machines_pair_by_two_files(tmp_path: Path) -> None:
     with producer("--make-pairing", str(tmp_path), key=None) as process:
         output, _ = process.communicate(timeout=20.0)

@@ -116,11 +116,21 @@ from gb10_producer.supervisor import Policy, Supervisor
 child = sys.argv[1]
 supervisor = Supervisor(
     ProducerConfig(synthetic="muse-glimmer", port=0),
-    grace_s=0.5,
+    grace_s=float(sys.argv[2]),
     command=lambda config: [sys.executable, "-c", child, *config.arguments()],
 )
 sys.exit(supervisor.run())
 """
+
+
+def supervising(child: str, grace_s: float) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, with this Python text as its child."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISE, child, str(grace_s)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -130,9 +140,7 @@ def test_signals_reach_the_child_and_end_both(number: signal.Signals, polite: bo
     child = "import signal, sys, time, os\n"
     child += f"signal.signal({int(number)}, {manners})\n"
     child += "print(f'ready ws://h:{os.getpid()}', flush=True)\ntime.sleep(30)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISE, child], stdout=subprocess.PIPE, text=True
-    )
+    process = supervising(child, grace_s=0.5)
     assert process.stdout is not None
     pid = int(process.stdout.readline().rsplit(":", 1)[1])
     began = time.monotonic()
@@ -141,7 +149,31 @@ def test_signals_reach_the_child_and_end_both(number: signal.Signals, polite: bo
     assert time.monotonic() - began < 5.0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    process.stdout.close()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_at_once_that_it_stops_and_does_not_wait_when_asked_again(
+    number: signal.Signals,
+) -> None:
+    child = "import os, signal, time\n"
+    child += "for number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
+    child += "print(f'ready ws://h:{os.getpid()}', flush=True)\ntime.sleep(30)"
+    process = supervising(child, grace_s=60.0)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pid = int(process.stdout.readline().rsplit(":", 1)[1])
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.stderr.readline() == "stopping…\n"
+    time.sleep(0.2)
+    assert process.poll() is None, "the child has its time"
+    process.send_signal(number)
+    assert process.wait(5.0) == 0
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    process.communicate()
 
 
 def test_arguments_come_back_as_the_same_configuration(tmp_path: Path) -> None:

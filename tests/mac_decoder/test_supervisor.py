@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -73,7 +74,7 @@ from mac_decoder.reporting import start_logging
 from protocol.restarts import Policy
 
 start_logging("info")
-supervisor._GRACE_S = 0.5
+supervisor._GRACE_S = float(sys.argv[2])
 config = DecoderConfig(model="m", port=0, state_dir=sys.argv[1], key=bytes(32))
 command = (sys.executable, sys.argv[1] + "/child.py")
 sys.exit(supervisor.run(config, command, Policy(first_pause_s=0.2, quick_deaths=5)))
@@ -83,14 +84,14 @@ sys.exit(supervisor.run(config, command, Policy(first_pause_s=0.2, quick_deaths=
 class Running:
     """A supervisor in a process of its own."""
 
-    def __init__(self, state: Path, plan: str) -> None:
+    def __init__(self, state: Path, plan: str, grace_s: float = 0.5) -> None:
         (state / "child.py").write_text(textwrap.dedent(CHILD))
         (state / "plan").write_text(plan)
         self.state = state
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         with (state / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(state)],
+                [sys.executable, "-c", PROGRAM, str(state), str(grace_s)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -263,6 +264,34 @@ def test_a_child_that_does_not_go_is_killed(supervised):
     assert running.stop(signal.SIGINT) == 0
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_at_once_that_it_stops_and_does_not_wait_when_asked_again(tmp_path, number):
+    with closing(Running(tmp_path, "stubborn", grace_s=60.0)) as running:
+        running.await_ready()
+        began = time.monotonic()
+        running.process.send_signal(number)
+        running.until(lambda: "stopping…" in (running.state / "log").read_text(), 2.0)
+        time.sleep(0.2)
+        assert running.process.poll() is None, "the child has its time"
+        running.process.send_signal(number)
+        assert running.process.wait(5.0) == 0
+        assert time.monotonic() - began < 5.0
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(running.starts()[0][0]), 0)
+
+
+def test_signals_of_two_kinds_are_not_impatience(tmp_path):
+    """A terminal that closes and a service manager may both ask."""
+    with closing(Running(tmp_path, "stubborn", grace_s=60.0)) as running:
+        running.await_ready()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            running.process.send_signal(number)
+            time.sleep(0.2)
+        assert running.process.poll() is None
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(5.0) == 0
 
 
 def test_a_child_notices_that_its_supervisor_was_killed(supervised):
