@@ -378,7 +378,11 @@ class Worker:
         member = request.member
         if member is None or member.position + 2 < member.rows:
             return
-        added = self._groups.grow(request.key, member.rows + self._settings.growth_rows)
+        most = len(request.generation.tokens) + request.generation.max_tokens
+        if member.rows >= most:
+            return
+        rows = min(member.rows + self._settings.growth_rows, most)
+        added = self._groups.grow(request.key, rows)
         if (missing := self._missing()) > 0:
             self._sequences.make_room(missing, request)
         if added and self._reserved > self.limits.cache_bytes:

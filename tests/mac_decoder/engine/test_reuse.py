@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import mlx.core as mx
 import pytest
+from msgspec import structs
 
+from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.live import LiveSequence
 from mac_decoder.engine.model import LoadedModel
@@ -17,7 +21,11 @@ from mac_decoder.keeper import Keeper
 from mac_decoder.kv.install import extract
 from mac_decoder.store.store import Store
 from protocol.checkpoint import read_checkpoint
-from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told
+from protocol.errors import EngineFault
+from protocol.identity import Identity
+from protocol.layout import FullLayer, payload_bytes, regions
+from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told, until
+from tests.mac_decoder.engine.links import CopyingLink
 from tests.mac_decoder.engine.replay import Replay
 from tests.tiny_models import WINDOW
 
@@ -121,3 +129,291 @@ def last_tokens(engine: Engine, tokens: tuple[int, ...]) -> tuple[int, ...]:
     held = engine._worker._sequences.live._held.values()
     (found,) = [one for one in held if tuple(one.tokens[: len(tokens)].tolist()) == tokens]
     return tuple(found.tokens.tolist())
+
+
+# -- what is found, and what is not
+
+
+@pytest.mark.parametrize("name", ["muse_glimmer"])
+def test_in_company_restored_rows_are_the_saved_ones(
+    checkpoint: Checkpoint, loaded: LoadedModel, name: str
+) -> None:
+    """Three others decode; what is restored is what was kept, and goes on as it did alone."""
+    tokens = prompt(3 * WINDOW + 1, 5)
+
+    async def main() -> None:
+        async with running(checkpoint(name), SETTINGS, keeper=keeper_for(checkpoint(name))) as it:
+            alone = await told(it, ask(tokens, 12))
+            others = [asyncio.create_task(told(it, ask(prompt(40, n), 60))) for n in range(3)]
+            await until(lambda: sum(it._worker._groups.sizes) == 3)
+            warm = await told(it, ask(tokens, 12))
+            assert warm.finished.report.source == "resident"
+            await settled(it)
+            live = last_live(it)
+            await asyncio.gather(*others)
+            replay = Replay(loaded, live.tokens[: len(tokens) - 1], live.history[:1])
+            rows = extract(live.caches, loaded.layout, live.position)
+            for index, layer in enumerate(loaded.layout.layers):
+                if isinstance(layer, FullLayer):
+                    for role in (0, 1):
+                        kept = replay.rows[index, role]
+                        assert bytes(rows[index, role][: kept.size]) == bytes(kept)
+            assert warm.tokens == alone.tokens
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+def test_what_is_not_held_is_computed_and_the_reason_told(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    tokens = prompt(301, 1)
+    early = (tokens[0] ^ 1, *tokens[1:])
+    branch = (*tokens[:270], *prompt(31, 8))
+
+    async def main() -> None:
+        async with running(checkpoint(name), SETTINGS, keeper=keeper_for(checkpoint(name))) as it:
+            cold = (await told(it, ask(tokens, 4))).finished.report
+            assert (cold.source, cold.reused_tokens) == ("local", 0)
+            assert "no_shared_prefix" in cold.reasons
+            other = (await told(it, ask(prompt(301, 2), 4))).finished.report
+            assert (other.source, other.reused_tokens, other.shared_tokens) == ("local", 0, 0)
+            parted = (await told(it, ask(early, 4))).finished.report
+            assert (parted.source, parted.reused_tokens) == ("local", 0)
+            turned = (await told(it, ask(branch, 4))).finished.report
+            if name == "llama":
+                # Full rows alone: the last whole block before the branch serves.
+                assert (turned.source, turned.reused_tokens) == ("resident", 256)
+                assert "between_blocks" in turned.reasons
+            else:
+                assert (turned.source, turned.reused_tokens) == ("local", 0)
+                assert {"window_wrapped", "state_not_captured"} & set(turned.reasons)
+            assert (turned.shared_tokens, turned.parts_at) == (270, 270)
+            assert "prompts_part" in turned.reasons
+            off = (await told(it, ask(tokens, 4, reuse=False))).finished.report
+            assert (off.source, off.reused_tokens, off.reasons) == ("local", 0, ("no_producer",))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+def test_a_prefill_stops_where_others_will_share_it(checkpoint: Checkpoint, name: str) -> None:
+    """A branch at the turn goes on exactly there, whatever the kind of cache."""
+    tokens = prompt(301, 1)
+    branch = (*tokens[:270], *prompt(31, 8))
+
+    async def main() -> None:
+        async with running(checkpoint(name), SETTINGS, keeper=keeper_for(checkpoint(name))) as it:
+            await told(it, ask(tokens, 4, turns=(270,)))
+            warm = await told(it, ask(branch, 12, turns=(270,)))
+            report = warm.finished.report
+            assert (report.source, report.reused_tokens) == ("resident", 270)
+            cold = await told(it, ask(branch, 12, turns=(270,), reuse=False))
+            assert warm.tokens == cold.tokens
+
+    asyncio.run(main())
+
+
+COMPONENTS = Identity.__struct_fields__
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("name", ["llama"])
+def test_another_identity_sees_nothing_and_going_back_sees_all(
+    checkpoint: Checkpoint, name: str, component: str, tmp_path: Path
+) -> None:
+    """Whichever component changes, everything is hidden at once, by that component's name."""
+    ours = read_checkpoint(checkpoint(name))
+    other = structs.replace(ours.identity, **{component: "f" * 64})
+    tokens = prompt(258)
+
+    async def main() -> None:
+        for identity, source in (
+            (ours.identity, "local"),
+            (other, "local"),
+            (ours.identity, "durable"),
+        ):
+            store = Store.open(tmp_path, KEY, 1 << 30, 0)
+            assert [*store.hidden(other)] == (
+                [] if source == "local" and identity is not other else [(component,)]
+            )
+            keeper = Keeper(identity, ours.layout, KEY, RAM)
+            keeper.attach(store)
+            async with running(checkpoint(name), SETTINGS, keeper=keeper) as engine:
+                report = (await told(engine, ask(tokens, 3))).finished.report
+                assert report.source == source
+                assert report.shared_tokens == (257 if source == "durable" else 0)
+                if identity is other:
+                    # Its own cuts would hide the question.
+                    await asyncio.to_thread(keeper.drain)
+                    store.prune(stale=True, identity=ours.identity)
+
+    asyncio.run(main())
+
+
+def test_salts_do_not_see_each_others_prompts(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+
+    async def main() -> None:
+        async with running(path, SETTINGS, keeper=keeper_for(path)) as engine:
+            asked = ask(prompt(300), 3)
+            await told(engine, replace(asked, salt=b"one"))
+            other = await told(engine, replace(asked, salt=b"two"))
+            same = await told(engine, replace(asked, salt=b"one"))
+            assert [answer.finished.report.source for answer in (other, same)] == [
+                "local",
+                "resident",
+            ]
+
+    asyncio.run(main())
+
+
+def test_the_alibi(checkpoint: Checkpoint) -> None:
+    """One cold request, one warm-up, five warm ones: hits and their bytes move, nothing else."""
+    path = checkpoint("muse_glimmer")
+    tokens = prompt(2048, 3)
+    layout = read_checkpoint(path).layout
+
+    async def main() -> None:
+        loaded = loaded_copy(path)
+        link = CopyingLink(layout)
+        link.prepare(loaded, tokens)
+        settings = EngineSettings(prefill_step=STEP, ram_bytes=RAM, remote_threshold=100)
+        async with running(path, settings, link, keeper_for(path)) as engine:
+            cold = (await told(engine, ask(tokens, 2))).finished.report
+            assert (cold.source, cold.transferred_bytes) == (
+                "remote",
+                payload_bytes(layout, 0, 2047),
+            )
+            before = engine.cache_status()["counters"]
+            assert (before["cache_hits"], before["disagg_prefills"]) == (0, 1)
+            for hits in range(1, 7):
+                report = (await told(engine, ask(tokens, 2))).finished.report
+                assert (report.source, report.reused_tokens) == ("resident", 2047)
+                assert engine.cache_status()["counters"]["cache_hits"] == hits
+            after = engine.cache_status()["counters"]
+            moved = {name: after[name] - before.get(name, 0) for name in after}
+            assert {name: count for name, count in moved.items() if count} == {
+                "cache_hits": 6,
+                "tier_resident": 6,
+                "bytes_served_from_cache": 6 * payload_bytes(layout, 0, 2047),
+            }
+
+    asyncio.run(main())
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "qwen3_next"])
+def test_a_damaged_file_costs_a_rung_and_no_answer(
+    checkpoint: Checkpoint, name: str, tmp_path: Path
+) -> None:
+    path, tokens = checkpoint(name), prompt(300)
+
+    async def main() -> None:
+        async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
+            cold = await told(engine, ask(tokens, 12))
+        for file in tmp_path.glob("cuts/**/*.safetensors"):
+            raw = bytearray(file.read_bytes())
+            raw[-1] ^= 1
+            file.write_bytes(raw)
+        async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
+            warm = await told(engine, ask(tokens, 12))
+            report = warm.finished.report
+            assert report.source == "local"
+            assert "digest_differs" in report.reasons
+            assert warm.tokens == cold.tokens
+            counters = engine.cache_status()["counters"]
+            assert (counters["cache_hits"], counters["fell_short_digest_differs"]) == (0, 1)
+            again = await told(engine, ask(tokens, 12))
+            assert again.finished.report.source == "resident"
+            assert again.tokens == cold.tokens
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["muse_glimmer", "qwen3_next"])
+def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
+    checkpoint: Checkpoint, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever allocation of the restore fails: the place and its bytes are named."""
+    path, tokens = checkpoint(name), prompt(150)
+    places = len(list(regions(read_checkpoint(path).layout, 0, 149)))
+    calls = {"left": -1}
+    empty = mx.empty
+
+    def failing(*args: object, **kwargs: object) -> object:
+        calls["left"] -= 1
+        if calls["left"] == 0:
+            raise RuntimeError("[metal::malloc] Unable to allocate")
+        return empty(*args, **kwargs)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
+            await told(engine, ask(tokens, 3))
+        monkeypatch.setattr(mx, "empty", failing)
+        for failing_at in range(1, places + 1):
+            keeper = keeper_for(path, tmp_path)
+            async with running(path, SETTINGS, keeper=keeper) as engine:
+                calls["left"] = failing_at
+                answer = await told(engine, ask(tokens, 3))
+                assert answer.failed.error.reason == "engine_fault"
+                fault = await engine.failed()
+                cause = fault.__cause__
+                assert isinstance(cause, EngineFault)
+                assert str(cause.field).startswith("layer ")
+                assert str(cause.found).endswith(" bytes")
+                calls["left"] = -1
+        monkeypatch.undo()
+        async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
+            report = (await told(engine, ask(tokens, 3))).finished.report
+            assert (report.source, report.reused_tokens) == ("durable", 149)
+
+    asyncio.run(main())
+
+
+def test_without_room_in_memory_the_disk_serves(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path, tokens = checkpoint("llama"), prompt(300)
+    settings = EngineSettings(prefill_step=STEP, ram_bytes=0)
+
+    async def main() -> None:
+        async with running(path, settings, keeper=keeper_for(path, tmp_path)) as engine:
+            cold = await told(engine, ask(tokens, 5))
+            keeper = engine._worker._keeper
+            assert keeper is not None
+            await settled(engine)
+            await asyncio.to_thread(keeper.drain)
+            warm = await told(engine, ask(tokens, 5))
+            assert warm.finished.report.source == "durable"
+            assert warm.tokens == cold.tokens
+
+    asyncio.run(main())
+
+
+def test_live_sequences_give_way_to_requests(checkpoint: Checkpoint) -> None:
+    """Memory for requests is taken back from the live tier, the oldest first."""
+    path = checkpoint("llama")
+    layout = read_checkpoint(path).layout
+    # Room for two sequences of this length and no more.
+    budget = 2 * cache_bytes(layout, 512, STEP) + 1
+    settings = EngineSettings(prefill_step=STEP, ram_bytes=RAM, cache_bytes=budget)
+
+    async def main() -> None:
+        async with running(path, settings, keeper=keeper_for(path)) as engine:
+            for salt in range(4):
+                answer = await told(engine, ask(prompt(300, salt), 8))
+            await settled(engine)
+            status = engine.cache_status()["live"]
+            assert status["bytes"] <= budget
+            assert status["sequences"] == 2
+            assert status["evicted"] == 2
+            # The latest is still live, the oldest is resident.
+            tokens = tuple(last_live(engine).tokens.tolist())
+            going = await told(engine, ask((*tokens, *prompt(5)), 3))
+            assert going.finished.report.source == "live"
+            old = await told(engine, ask(prompt(300, 0), 8))
+            assert old.finished.report.source == "resident"
+            assert len(old.tokens) == len(answer.tokens)
+
+    asyncio.run(main())
