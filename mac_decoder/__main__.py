@@ -10,7 +10,7 @@ from mac_decoder.config import DecoderConfig, config_from
 from mac_decoder.handoff.trust import trust_of_file
 from mac_decoder.reporting import complain, start_logging
 from protocol import releases
-from protocol.checkpoint import read_layout
+from protocol.checkpoint import read_layout, require_tokenizer
 from protocol.errors import EXIT_CONFIG, ConfigError
 from protocol.halves import require
 
@@ -39,12 +39,13 @@ def main(argv: list[str] | None = None) -> int:
 def look_ahead(config: DecoderConfig) -> None:
     """Find what a child would stumble over, before the seconds that it takes to start one.
 
-    Raises ``ConfigError``: what ``require_measured``, ``read_layout`` and ``trust_of_file``
-    raise.
+    Raises ``ConfigError``: what ``require_measured``, ``read_layout``, ``require_tokenizer``
+    and ``trust_of_file`` raise.
     """
     for remark in releases.require_measured(releases.installed(releases.DECODER)):
         log.warning("%s", remark)
     read_layout(Path(config.model))
+    require_tokenizer(Path(config.model))
     if config.producer is not None and config.pairing is not None:
         trust_of_file(Path(config.pairing))
 

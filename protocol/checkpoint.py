@@ -46,6 +46,14 @@ _TOKENIZER_FILES: Final = (
     "vocab.json",
     "vocab.txt",
 )
+_VOCABULARIES: Final = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+)
+"""Files that hold a tokenizer's tokens, any of these groups; the others only describe it."""
+
 _TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
@@ -85,9 +93,10 @@ def read_checkpoint(
 
     Raises ``ConfigError``: ``model_missing``, ``config_unreadable``, ``config_incomplete``,
     ``architecture_unsupported``, ``quantisation_unsupported``, ``weights_truncated``,
-    ``weights_dtype_unsupported``, ``tokenizer_unloadable``.
+    ``weights_dtype_unsupported``, ``tokenizer_missing``, ``tokenizer_unloadable``.
     """
     found = _inspect(model_dir)
+    require_tokenizer(model_dir)
     layout = found.architecture.layout(found.config, found.dtype)
     max_context = _max_context(found.config)
     tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
@@ -120,7 +129,7 @@ def read_checkpoint(
 def read_layout(model_dir: Path) -> Layout:
     """The layout alone, from the configuration and the weights' headers: nothing is hashed.
 
-    Raises ``ConfigError`` as :func:`read_checkpoint` does.
+    Raises ``ConfigError`` as :func:`read_checkpoint` does, but for a missing tokenizer.
     """
     found = _inspect(model_dir)
     return found.architecture.layout(found.config, found.dtype)
@@ -148,6 +157,23 @@ def _inspect(model_dir: Path) -> _Inspected:
     architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
     _refuse_broken_tokenizer(model_dir)
     return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
+
+
+def require_tokenizer(model_dir: Path) -> None:
+    """Raise ``ConfigError`` (``tokenizer_missing``) where no file holds the model's tokens.
+
+    Also on a machine that handles token numbers alone: without these files its identity is
+    another one than that of the machine that has them.
+    """
+    whole = any(all((model_dir / name).is_file() for name in group) for group in _VOCABULARIES)
+    if whole or any(model_dir.glob("*.tiktoken")):
+        return
+    raise ConfigError(
+        f"there is no tokenizer in {model_dir}: tokenizer.json is missing",
+        reason="tokenizer_missing",
+        field="tokenizer.json",
+        hint="copy the whole directory of the checkpoint, the same on both machines",
+    )
 
 
 def _refuse_broken_tokenizer(model_dir: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import ssl
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def test_it_serves_survives_sigkill_of_its_child_and_keeps_its_address() -> None
             child.send_signal(signal.SIGKILL)
             with pytest.raises(Closed):
                 peer.until(Sealed)
+        child.wait(15.0)  # until then its listening socket may take another connection
         wait_until(lambda: answers(url), timeout_s=15.0)
         with Peer(url, LAYOUT) as peer:
             found = peer.handshake().fetch(range(70))
@@ -208,6 +210,17 @@ def test_an_architecture_that_cannot_be_carried_over_is_named(tmp_path: Path) ->
     error = refusal("--model", str(tmp_path))
     assert error.reason == "architecture_unsupported"
     assert "jamba" in f"{error.message} {error.found}"
+
+
+def test_a_checkpoint_without_its_tokenizer_names_the_file(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The producer computes on numbers, but no decoder would have the same identity."""
+    path = Path(shutil.copytree(checkpoint("llama"), tmp_path / "model"))
+    (path / "tokenizer.json").unlink()
+    error = refusal("--model", str(path))
+    assert error.reason == "tokenizer_missing"
+    assert "tokenizer.json" in error.message
 
 
 def test_binding_elsewhere_needs_a_pairing() -> None:

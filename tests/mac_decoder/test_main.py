@@ -39,3 +39,12 @@ def test_a_broken_checkpoint_is_refused_before_a_child_is_started(checkpoint, tm
         with pytest.raises(ConfigError) as caught:
             look_ahead(config)
         assert caught.value.reason == reason
+
+
+def test_a_checkpoint_without_its_tokenizer_names_the_file(checkpoint, tmp_path):
+    path = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError) as caught:
+        look_ahead(DecoderConfig(model=str(path)))
+    assert caught.value.reason == "tokenizer_missing"
+    assert "tokenizer.json" in caught.value.message

@@ -283,6 +283,29 @@ def test_a_tokenizer_that_was_cut_short(kept: int, copied: Path) -> None:
     assert _reason(copied) == "tokenizer_unloadable"
 
 
+@pytest.mark.parametrize(
+    ("files", "enough"),
+    [
+        ([], False),
+        (["vocab.json"], False),
+        (["vocab.json", "merges.txt"], True),
+        (["tokenizer.model"], True),
+        (["model.tiktoken"], True),
+    ],
+)
+def test_a_checkpoint_needs_a_file_with_its_tokens(
+    copied: Path, files: list[str], enough: bool
+) -> None:
+    (copied / "tokenizer.json").unlink()
+    for name in files:
+        (copied / name).write_text("{}")
+    if enough:
+        assert read_checkpoint(copied).identity.tokenizer != "none"
+    else:
+        assert _reason(copied) == "tokenizer_missing"
+    assert read_layout(copied).layers, "bytes can be counted without"
+
+
 def test_a_tokenizer_that_is_not_text_or_no_object(copied: Path) -> None:
     for content in (b"\xff\xfe", b"[]", b'{"a": "\xff"}'):
         (copied / "tokenizer.json").write_bytes(content)

@@ -111,9 +111,16 @@ def test_more_weights_than_memory_are_refused(checkpoint: Fixture) -> None:
     assert (caught.value.reason, caught.value.expected) == ("not_enough_memory", 1 << 60)
 
 
-@pytest.mark.parametrize("text", [None, "{}", "no json"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "tokenizer_missing"),
+        ("{}", "tokenizer_unloadable"),
+        ("no json", "tokenizer_unloadable"),
+    ],
+)
 def test_a_tokenizer_that_is_none_is_refused(
-    text: str | None, checkpoint: Fixture, tmp_path: Path
+    text: str | None, reason: str, checkpoint: Fixture, tmp_path: Path
 ) -> None:
     path = _copy(checkpoint("llama"), tmp_path)
     (path / "tokenizer.json").unlink()
@@ -121,7 +128,7 @@ def test_a_tokenizer_that_is_none_is_refused(
         (path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(read_checkpoint(path))
-    assert caught.value.reason == "tokenizer_unloadable"
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
