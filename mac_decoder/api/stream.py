@@ -268,8 +268,25 @@ class Answer(Response):
         elif self._progress is not None:
             progress = self._progress
             await out.write(sse.comment(f"prefill {progress.processed}/{progress.total}"))
+        elif (total := self._first_positions()) and self._admitted():
+            await out.write(sse.comment(f"prefill 0/{total}"))
         else:
             await out.write(sse.comment("queued"))
+
+    def _first_positions(self) -> int:
+        """Positions to fill of the first prompt that is not answered yet; the engine's total."""
+        return len(self._jobs[min(self._left)].generation.tokens) - 1
+
+    def _admitted(self) -> bool:
+        """Whether the engine works on every request that it was given, and so on this one.
+
+        Its first event may come only when a whole tile was computed, on a slow machine a while
+        after the request left the queue.
+        """
+        status = self._service.engine.status()
+        stages: dict[str, int] = status.get("requests", {})
+        queued = stages.get("waiting", 0) + status.get("waiting_for_producer", 0)
+        return not queued and sum(stages.values()) >= status.get("open", 1)
 
     async def _watch(self, receive: Receive) -> None:
         """Cancel the streams when the client leaves, or reads too slowly to be waited for."""

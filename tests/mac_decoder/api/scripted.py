@@ -49,7 +49,10 @@ class Part:
 
 
 class ScriptedEngine:
-    """``play`` is run for every request; ``refusal`` is raised by ``submit`` if set."""
+    """``play`` is run for every request; ``refusal`` is raised by ``submit`` if set.
+
+    ``figures`` are told as a part of its status.
+    """
 
     def __init__(self, checkpoint: Checkpoint, play: Play) -> None:
         tokenizer = load_tokenizer(checkpoint.path)
@@ -57,6 +60,7 @@ class ScriptedEngine:
         self.loaded = LoadedModel(None, tokenizer, checkpoint, stops, 1 << 20)
         self.is_ready = True
         self.refusal: BatonError | None = None
+        self.figures: dict[str, Any] = {}
         self.parts: list[Part] = []
         self._play = play
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +75,7 @@ class ScriptedEngine:
         return self.is_ready
 
     def status(self) -> dict[str, Any]:
-        return {"ready": self.is_ready}
+        return {"ready": self.is_ready, **self.figures}
 
     def submit(self, generation: Generation) -> Stream:
         if self.refusal is not None:

@@ -81,6 +81,36 @@ def test_headers_come_at_once_and_comments_tell_of_a_long_prefill(
     assert payloads[-1]["baton"]["transferred_bytes"] == 1234
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"open": 1, "requests": {"waiting": 0, "prefill": 1}}, "prefill 0/"),
+        ({"open": 1, "requests": {"waiting": 1, "prefill": 0}}, "queued"),
+        ({"open": 2, "requests": {"waiting": 0, "prefill": 1}}, "queued"),
+        (
+            {"open": 1, "requests": {"waiting": 0, "remote": 1}, "waiting_for_producer": 1},
+            "queued",
+        ),
+    ],
+    ids=["admitted", "waiting", "not taken yet", "another's turn at the producer"],
+)
+def test_before_the_first_tile_is_computed_it_is_told_from_the_queue(
+    served: Served, recital: Recital, figures: dict[str, Any], said: str
+) -> None:
+    async def play(part: Part) -> None:
+        await asyncio.sleep(0.2)
+        part.token(recital.heads["greeting"])
+        part.end()
+
+    with served(play) as (server, http):
+        server.engine.figures = figures
+        with http.stream("POST", CHAT, json=chat(stream=True)) as response:
+            _, comments = events(response.iter_lines())
+        total = len(server.engine.parts[0].generation.tokens) - 1
+    expected = f"{said}{total}" if said.endswith("/") else said
+    assert set(comments) == {"accepted", expected}
+
+
 def test_a_long_call_is_not_silent(served: Served, recital: Recital) -> None:
     tokens = {"start": 0}
 
@@ -202,6 +232,34 @@ def test_one_failed_choice_ends_the_others(served: Served, recital: Recital) -> 
         refused(http.post(CHAT, json=chat(n=3, seed=7)), 500, "logits_not_finite")
         wait_for(lambda: all(part.left.is_set() for part in (server.engine.parts[0],)))
         assert server.engine.parts[2].left.is_set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_a_stop_string_ends_is_a_completed_one(
+    served: Served, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """The engine is told to leave off, which is no client that left."""
+
+    async def play(part: Part) -> None:
+        part.say(REPORT)
+        while not part.left.is_set():
+            part.token(number)
+            await asyncio.sleep(0.01)
+
+    with served(play) as (server, http), caplog.at_level(logging.INFO):
+        tokenizer = server.engine.loaded.tokenizer
+        number = tokenizer.encode("a", add_special_tokens=False)[0]
+        stop = tokenizer.decode([number]) * 3
+        response = http.post(TEXT, json=text(stream=stream, stop=stop))
+        assert response.status_code == 200
+        wait_for(lambda: server.engine.parts[0].left.is_set())
+        counted = (
+            'baton_requests_total{outcome="completed",route="completions",source="remote"} 1.0'
+        )
+        wait_for(lambda: counted in http.get("/metrics").text)
+        assert 'outcome="cancelled"' not in http.get("/metrics").text
+    lines = [record.getMessage() for record in caplog.records if record.name == "mac_decoder.api"]
+    assert json.loads(lines[-1])["finish_reasons"] == ["stop"]
 
 
 # -- clients that leave
