@@ -92,3 +92,22 @@ def save_tokenizer(path: Path, *, reasoning: bool = False) -> None:
     no_thoughts = "'<think>\\n\\n</think>\\n\\n'" if reasoning else "''"
     template = CHAT_TEMPLATE.replace("no_thoughts", no_thoughts)
     (path / "chat_template.jinja").write_text(template)
+
+
+THINKING_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- set said = message.content %}
+{%- if '</think>' in said and not loop.last %}
+{%- set said = said.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{{- said + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}
+"""
+"""Opens the assistant's thoughts, and drops those of every turn but the last."""
+
+
+def think(path: Path) -> None:
+    """Give the checkpoint in ``path``, made with ``reasoning``, that template."""
+    (path / "chat_template.jinja").write_text(THINKING_TEMPLATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from mac_decoder.keeper import Keeper
 from protocol.checkpoint import read_checkpoint
 from tests.mac_decoder.api.serving import MODEL, Server, serving
 from tests.mac_decoder.engine.drive import loaded_copy
+from tests.tiny_tokenizer import think
 
 KINDS = ("llama", "muse_glimmer", "lfm2")
 SYSTEM = "You answer about trains, ferries and the bicycles that they carry. " * 8
@@ -37,7 +39,7 @@ class Chat:
         self.messages.append({"role": "user", "content": text})
         answer = self.again(forced=forced, **baton)
         message = answer["choices"][0]["message"]
-        self.messages.append({"role": "assistant", "content": message["content"]})
+        self.messages.append({"role": "assistant", "content": message["content"] or ""})
         return answer
 
     def again(self, *, forced: bool = True, **baton: Any) -> dict[str, Any]:
@@ -76,9 +78,12 @@ def source(answer: dict[str, Any]) -> tuple[str, int]:
 
 @pytest.fixture
 def served(
-    checkpoint: Callable[..., Path], name: str
+    checkpoint: Callable[..., Path], name: str, tmp_path: Path
 ) -> Iterator[tuple[Server, httpx.Client, int]]:
-    path = checkpoint(name)
+    path = checkpoint(name.split()[-1], reasoning="thinking" in name)
+    if "thinking" in name:
+        path = Path(shutil.copytree(path, tmp_path / "thinking"))
+        think(path)
     dot = loaded_copy(path).tokenizer.encode(".", add_special_tokens=False)
     assert len(dot) == 1
     known = read_checkpoint(path)
@@ -161,6 +166,24 @@ def test_three_chats_in_rotation_each_go_on_from_their_own_end(served: Served) -
             ends[number] = end_of(answer)
     texts = [chat.messages[1]["content"] for chat in chats]
     assert len(set(texts)) == 3
+
+
+@pytest.mark.parametrize("name", ["thinking muse_glimmer", "thinking lfm2"])
+def test_a_reasoning_model_goes_on_before_its_thoughts(served: Served) -> None:
+    """Its next turn drops them: what both share ends where they began, and is reused."""
+    chat = started(served)
+    first = chat.say("When does the ferry leave?")
+    assert first["choices"][0]["message"]["reasoning_content"]
+    second = chat.say("And the next one?", forced=False)
+    where, reused = source(second)
+    assert where == "resident"
+    # All but the mark that opens the thoughts and its line feed.
+    assert reused == first["usage"]["prompt_tokens"] - 2
+    # A cut ends there, from which the prompt goes on: nothing parts.
+    assert second["baton"]["parts_at"] is None
+    del chat.messages[-1]
+    control = chat.again(forced=False, reuse=False)
+    assert control["choices"] == second["choices"]
 
 
 @pytest.mark.parametrize("name", ["llama"])

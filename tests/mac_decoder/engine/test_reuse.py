@@ -214,6 +214,27 @@ def test_a_prefill_stops_where_others_will_share_it(checkpoint: Checkpoint, name
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+def test_the_end_of_a_turn_is_kept(checkpoint: Checkpoint, name: str) -> None:
+    """The next turn goes on there also when the sequence itself is gone."""
+    tokens = prompt(100, 4)
+
+    async def main() -> None:
+        async with running(checkpoint(name), SETTINGS, keeper=keeper_for(checkpoint(name))) as it:
+            await told(it, ask(tokens, 7))
+            await settled(it)
+            spoken = tuple(last_live(it).tokens.tolist())
+            assert len(spoken) == 107
+            it._worker._sequences.close()
+            warm = await told(it, ask((*spoken, *prompt(20, 6)), 12))
+            report = warm.finished.report
+            assert (report.source, report.reused_tokens) == ("resident", 107)
+            cold = await told(it, ask((*spoken, *prompt(20, 6)), 12, reuse=False))
+            assert warm.tokens == cold.tokens
+
+    asyncio.run(main())
+
+
 COMPONENTS = Identity.__struct_fields__
 
 

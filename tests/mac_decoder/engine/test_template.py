@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from mac_decoder.engine import template
 from protocol.errors import RequestError
 from tests.mac_decoder.engine.drive import running
+from tests.tiny_tokenizer import think
 
 ASK = {"role": "user", "content": "What is the weather in Paris?"}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
@@ -101,3 +104,72 @@ def test_the_engine_renders_off_the_loop(checkpoint: Callable[..., Path], tokeni
             assert await engine.encode("one two") == template.encode(tokenizer, "one two")
 
     asyncio.run(main())
+
+
+# -- where other prompts will share this one
+
+
+def shared(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+
+
+@pytest.fixture(scope="module")
+def thinking(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(checkpoint("llama", reasoning=True), path)
+    think(path)
+    return load_tokenizer(path)
+
+
+CHAT = [
+    {"role": "system", "content": "Answer in one word, about the weather, in any town."},
+    ASK,
+]
+
+
+def test_a_turn_ends_where_the_next_one_goes_on(thinking: Any) -> None:
+    """The next turn drops the thoughts that this one begins with: it parts before them."""
+    rendered = template.render(thinking, CHAT)
+    answer = {"role": "assistant", "content": "<think>\nIt may rain.\n</think>\nSunny"}
+    following = template.render(thinking, [*CHAT, answer, {"role": "user", "content": "And Oslo?"}])
+    parted = shared(rendered.tokens, following.tokens)
+    assert parted < len(rendered.tokens) - 1
+    assert text(thinking, template.Rendered(rendered.tokens[:parted])).endswith("assistant\n")
+    assert parted in rendered.turns
+    # And where the turn after that parts from the next one, whose thoughts it drops in turn.
+    assert shared(following.tokens, rendered.tokens) == parted
+
+
+@pytest.mark.parametrize("which", ["tokenizer", "thinking"])
+def test_another_last_message_goes_on_from_before_it(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    chosen = request.getfixturevalue(which)
+    rendered = template.render(chosen, CHAT)
+    edited = template.render(chosen, [CHAT[0], {"role": "user", "content": "How far is Oslo?"}])
+    assert shared(rendered.tokens, edited.tokens) in rendered.turns
+
+
+def test_without_thoughts_the_next_turn_shares_the_whole_prompt(tokenizer: Any) -> None:
+    """Then N-1 is where it goes on, which is kept anyway."""
+    rendered = template.render(tokenizer, CHAT)
+    assert all(position < len(rendered.tokens) for position in rendered.turns)
+    following = [*CHAT, {"role": "assistant", "content": "Sunny"}, ASK]
+    assert shared(rendered.tokens, template.render(tokenizer, following).tokens) == len(
+        rendered.tokens
+    )
+
+
+def test_a_template_that_refuses_what_is_only_imagined_has_no_turns(tokenizer: Any) -> None:
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = (
+        "{%- if messages | length > 1 %}{{- raise_exception('one message only') }}{%- endif %}"
+        "{{- messages[0].content }}"
+    )
+    assert template.render(strict, [ASK]).turns in ((), (1,))
+
+
+def test_an_open_last_message_has_no_turns(tokenizer: Any) -> None:
+    messages = [ASK, {"role": "assistant", "content": "It is sunny"}]
+    assert template.render(tokenizer, messages, continue_final=True).turns == ()

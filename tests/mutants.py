@@ -1,0 +1,173 @@
+"""Breaks one rule of the reuse ladder at a time and shows that a test notices.
+
+    python -m tests.mutants [NAME ...] [--json]
+
+Each mutant is a small change of one file, made in a copy of the project; the tests named with
+it, which pass in ``make test``, must then fail. Exit status 1 where a mutant survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("protocol", "mac_decoder", "gb10_producer", "app", "tests", "conftest.py")
+ENGINE = "tests/mac_decoder/engine/test_reuse.py"
+
+
+class Mutant(NamedTuple):
+    """``before`` occurs exactly once in ``path``; ``tests`` are pytest's arguments."""
+
+    name: str
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "ring order",
+        "mac_decoder/kv/sliding.py",
+        "if stop < cache.offset and stop < array.shape[2]:",
+        "if False:",
+        ("tests/mac_decoder/kv/test_sliding.py",),
+    ),
+    Mutant(
+        "durable cap",
+        "mac_decoder/reuse/ladder.py",
+        "return min(offer.position, durable.shared)",
+        "return offer.position",
+        ("tests/mac_decoder/reuse/test_ladder.py",),
+    ),
+    Mutant(
+        "a damaged cut is not served from memory",
+        "mac_decoder/reuse/ladder.py",
+        'case "refused" | "invalid":\n            return 0',
+        'case "refused" | "invalid":\n            return offer.position',
+        ("tests/mac_decoder/reuse/test_ladder.py",),
+    ),
+    Mutant(
+        "turn cut: where the answer ended",
+        "mac_decoder/engine/sequences.py",
+        '        self._keep(request, Due(left.caches, position, "turn"), tokens)\n',
+        "",
+        (ENGINE, "-k", "end_of_a_turn"),
+    ),
+    Mutant(
+        "turn cut: where the next turn parts",
+        "mac_decoder/engine/cuts.py",
+        '    roles |= {position: "turn" for position in turns if 0 < position < end}\n',
+        "",
+        (ENGINE, "-k", "others_will_share"),
+    ),
+    Mutant(
+        "token comparison",
+        "mac_decoder/reuse/radix.py",
+        "if child is None or child.parent is not node or child.tokens != ahead:",
+        "if child is None or child.parent is not node:",
+        ("tests/mac_decoder/reuse/test_radix.py",),
+    ),
+    Mutant(
+        "token comparison, live",
+        "mac_decoder/engine/live.py",
+        "return int(differ.argmax()) if differ.any() else count",
+        "return count",
+        (ENGINE, "-k", "not_held_is_computed or replay_of and live and llama"),
+    ),
+    Mutant(
+        "digest of a block",
+        "mac_decoder/store/reading.py",
+        "if source.digest() != manifest.files[number]:",
+        "if False:",
+        ("tests/mac_decoder/store/test_damage.py", "tests/mac_decoder/store/test_reading.py"),
+    ),
+    Mutant(
+        "digest of a rest",
+        "mac_decoder/store/reading.py",
+        "if source.digest() != self.manifest.rest[list(offsets).index(place)]:",
+        "if False:",
+        (ENGINE, "-k", "damaged_file"),
+    ),
+    Mutant(
+        "the boundary token is never restored",
+        "mac_decoder/reuse/facts.py",
+        "return self.tokens - 1",
+        "return self.tokens",
+        ("tests/mac_decoder/reuse/test_ladder.py",),
+    ),
+    Mutant(
+        "a state is captured at its position",
+        "mac_decoder/engine/fill.py",
+        "self._sequences.keep(request, Due(prefill.caches, stop.end, stop.role))",
+        "request.reuse.due.append(Due(prefill.caches, stop.end, stop.role))",
+        (ENGINE, "-k", "others_will_share and lfm2"),
+    ),
+    Mutant(
+        "a restored state is the saved one",
+        "mac_decoder/keeper.py",
+        "np.copyto(target[start : start + _CHUNK], rows[start : start + _CHUNK])",
+        "target[start : start + _CHUNK].fill(0)",
+        (ENGINE, "-k", "replay_of and resident and qwen3_next"),
+    ),
+)
+
+
+def check(mutant: Mutant) -> bool:
+    """Whether the mutant's tests fail with it."""
+    with tempfile.TemporaryDirectory(prefix="baton-mutant-") as made:
+        copy = Path(made)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        for name in ("pyproject.toml", "README.md", "constraints.txt"):
+            shutil.copy(ROOT / name, copy / name)
+        path = copy / mutant.path
+        text = path.read_text()
+        if text.count(mutant.before) != 1:
+            raise SystemExit(f"{mutant.name}: {mutant.path} has changed; mend the mutant")
+        path.write_text(text.replace(mutant.before, mutant.after))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # 1: tests ran and failed. Anything else is no verdict about the mutant.
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{mutant.name}: pytest ended with {done.returncode}\n{done.stdout}")
+        return done.returncode == 1
+
+
+def main() -> int:
+    """Check the mutants that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    wanted = [one for one in MUTANTS if not options.names or one.name in options.names]
+    found: dict[str, bool] = {}
+    for mutant in wanted:
+        found[mutant.name] = check(mutant)
+        if not options.json:
+            print(f"{'noticed' if found[mutant.name] else 'SURVIVES':<9} {mutant.name}", flush=True)
+    if options.json:
+        print(json.dumps(found))
+    return 0 if found and all(found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
