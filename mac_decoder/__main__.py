@@ -53,9 +53,10 @@ def look_ahead(config: DecoderConfig) -> None:
 def _child(descriptor: int) -> int:
     # Only here: the supervisor itself never loads MLX.
     from mac_decoder import node, supervisor
+    from mac_decoder.api.service import Past
 
     start, listening, channel = supervisor.take_over(descriptor)
-    return node.run(start.config, listening, channel)
+    return node.run(start.config, listening, channel, Past(start.restarts, start.last_fault))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class DecoderConfig(
     ``ram_max`` bytes bound the resident tier (``None``: measured, 0: none of it). ``disk`` says
     whether caches are kept on disk, in ``cache_dir`` (empty: the platform's), and ``cache_max``
     how many bytes of them (``None``: by the volume, see ``store/limits.py``). ``hosts`` and
-    ``origins`` are allowed beside this machine's own; ``api_keys`` empty asks for none.
+    ``origins`` are allowed beside this machine's own; ``api_keys`` empty asks for none, and
+    ``share_caches`` lets them reuse each other's caches.
     """
 
     model: str
@@ -62,6 +63,7 @@ class DecoderConfig(
     disk: bool = True
     cache_dir: str = ""
     cache_max: int | None = None
+    share_caches: bool = False
     default_max_tokens: int | None = None
     default_temperature: float = 1.0
     hosts: tuple[str, ...] = ()
@@ -196,6 +198,8 @@ def parser() -> argparse.ArgumentParser:
     add("--cache-dir", default="", metavar="DIR", help="where caches are kept on disk")
     add("--cache-max", type=size, metavar="SIZE", help="disk space for them, such as 50GB")
     add("--no-disk", action="store_true", help="keep no caches on disk")
+    add("--share-caches", action="store_true", help="let API keys reuse each other's caches")
+    add("--kv-bits", type=int, metavar="N", help="refused: caches are kept as the model makes them")
     add("--default-max-tokens", type=int, metavar="N", help="where a request gives no limit")
     add("--default-temperature", type=float, default=1.0, metavar="T", help="(%(default)s)")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another Host name")
@@ -222,11 +226,19 @@ def size(text: str) -> int:
 def config_from(args: list[str]) -> DecoderConfig:
     """The checked configuration of a command line; reads the key and the key file.
 
-    Raises ``ConfigError`` (see :func:`check`; ``key_invalid``, ``api_keys_invalid``,
-    ``api_keys_exposed``: others may read the file) and, as argparse does, ``SystemExit``
-    for options it does not know.
+    Raises ``ConfigError`` (see :func:`check`; ``kv_format_unsupported``, ``key_invalid``,
+    ``api_keys_invalid``, ``api_keys_exposed``: others may read the file) and, as argparse does,
+    ``SystemExit`` for options it does not know.
     """
     given = parser().parse_args(args)
+    if given.kv_bits is not None:
+        raise ConfigError(
+            "quantised KV caches are not supported: their rows are other rows",
+            reason="kv_format_unsupported",
+            field="kv-bits",
+            found=given.kv_bits,
+            hint="leave it out; a model that is quantised itself is fine",
+        )
     key = None if given.key_fd is None else read_key(given.key_fd)
     return check(
         DecoderConfig(
@@ -247,6 +259,7 @@ def config_from(args: list[str]) -> DecoderConfig:
             disk=not given.no_disk,
             cache_dir=given.cache_dir,
             cache_max=given.cache_max,
+            share_caches=given.share_caches,
             default_max_tokens=given.default_max_tokens,
             default_temperature=given.default_temperature,
             hosts=tuple(given.allow_host),

@@ -26,7 +26,7 @@ import uvicorn
 
 from mac_decoder import control, endpoint
 from mac_decoder.api.app import create_app, server_config
-from mac_decoder.api.service import Service
+from mac_decoder.api.service import FIRST, Past, Service
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.config import DecoderConfig
 from mac_decoder.engine import model
@@ -75,6 +75,7 @@ def run(
     config: DecoderConfig,
     listening: socket.socket | None = None,
     channel: socket.socket | None = None,
+    past: Past = FIRST,
 ) -> int:
     """Serve until SIGTERM, SIGINT, a fault, or the end of ``channel``; the exit status.
 
@@ -86,7 +87,7 @@ def run(
     node: _Node | None = None
     try:
         sock = endpoint.listen(config) if listening is None else listening
-        node = _Node(config, sock, channel)
+        node = _Node(config, sock, channel, past)
         return asyncio.run(node.run())
     except ConfigError as error:
         complain(error)
@@ -121,9 +122,14 @@ class _Server(uvicorn.Server):
 
 class _Node:
     def __init__(
-        self, config: DecoderConfig, listening: socket.socket, channel: socket.socket | None
+        self,
+        config: DecoderConfig,
+        listening: socket.socket,
+        channel: socket.socket | None,
+        past: Past,
     ) -> None:
         self._config = config
+        self._past = past
         self._listening = listening
         self._url = endpoint.url_of(listening)
         self._channel = channel
@@ -299,10 +305,12 @@ class _Node:
                 hosts=(*config.hosts, *own),
                 origins=config.origins,
                 api_keys=config.api_keys,
+                share_caches=config.share_caches,
                 default_max_tokens=config.default_max_tokens,
                 default_temperature=config.default_temperature,
                 lane=config.lane,
             ),
+            self._past,
         )
 
     # The world outside

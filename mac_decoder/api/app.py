@@ -77,7 +77,8 @@ async def _answer(
     service: Service, request: Request, route: str, prefix: str, answering: Answering
 ) -> Response:
     """Read the body and prepare the answer; whatever ends here is recorded here."""
-    record = Record(service, route, prefix)
+    caller = b"" if service.settings.share_caches else request.scope.get(KeyGuard.CALLER, b"")
+    record = Record(service, route, prefix, caller)
     prepared = False
     try:
         body = await service.body(request)

@@ -66,9 +66,7 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
             tools=bool(plan.tools),
         )
         choice = Choice(number, reader, marks, logprobs=wished.top_logprobs is not None)
-        wanted = generation(
-            service, wished, record.id, rendered.tokens, number, limit, rendered.turns
-        )
+        wanted = generation(service, wished, record, rendered.tokens, number, limit, rendered.turns)
         jobs.append(Job(choice, wanted))
     return Answer(
         service,

@@ -38,7 +38,7 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
         for repeat in range(wished.choices):
             reader = texts.reader(stops=request.stops, reasoning=False, tools=False, continued=True)
             choice = Choice(len(jobs), reader, None, logprobs=request.logprobs is not None)
-            wanted = generation(service, wished, record.id, tokens, repeat, limit)
+            wanted = generation(service, wished, record, tokens, repeat, limit)
             jobs.append(Job(choice, wanted, number))
     return Answer(
         service,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mac_decoder.api.schemas import ChatRequest, TextRequest
-from mac_decoder.api.service import Service
+from mac_decoder.api.service import Record, Service
 from mac_decoder.engine.events import Generation, Lane, Sampling
 from protocol.errors import RequestError
 
@@ -56,7 +56,7 @@ def require_choices(service: Service, count: int, field: str) -> None:
 def generation(
     service: Service,
     wished: Wish,
-    request_id: str,
+    record: Record,
     tokens: tuple[int, ...],
     number: int,
     max_tokens: int,
@@ -70,7 +70,7 @@ def generation(
     if sampling.seed is not None and number:
         sampling = replace(sampling, seed=sampling.seed + number)
     return Generation(
-        request_id=request_id,
+        request_id=record.id,
         tokens=tokens,
         max_tokens=max_tokens,
         sampling=sampling,
@@ -79,6 +79,7 @@ def generation(
         lane=wished.lane,
         turns=turns,
         reuse=wished.reuse,
+        salt=record.salt,
     )
 
 

@@ -156,8 +156,11 @@ def _readable(send: Send, origin: str) -> Send:
 class KeyGuard:
     """Asks for one of ``keys`` as a bearer token, where there are any.
 
-    ``OPEN`` paths tell nothing but that the process is there, and need none.
+    ``OPEN`` paths tell nothing but that the process is there, and need none. The digest of the
+    key that was given is left in the scope, under ``CALLER``.
     """
+
+    CALLER = "baton.caller"
 
     OPEN = frozenset({"/health", "/ready"})
 
@@ -167,19 +170,24 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] in ("http", "websocket") and scope["path"] not in self.OPEN
-        if not self._digests or not guarded or self._known(_values(scope, b"authorization")):
+        if not self._digests or not guarded:
             await self._app(scope, receive, send)
+            return
+        caller = self._caller(_values(scope, b"authorization"))
+        if caller is not None:
+            await self._app({**scope, self.CALLER: caller}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
         await _refuse(refusal, scope, receive, send)
 
-    def _known(self, given: list[str]) -> bool:
+    def _caller(self, given: list[str]) -> bytes | None:
+        """The digest of the key that was given, if it is one of ours."""
         if len(given) != 1:
-            return False
+            return None
         scheme, _, key = given[0].partition(" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return digest if scheme.lower() == "bearer" and any(matches) else None
 
 
 class BodyLimit:

@@ -35,7 +35,14 @@ def router(service: Service) -> APIRouter:
         # Figures of thousands of cuts take milliseconds: not on the event loop.
         cache = await asyncio.to_thread(service.engine.cache_status)
         engine = service.engine.status()
-        return _json({"model": service.served_name, "engine": engine, "cache": cache})
+        return _json(
+            {
+                "model": service.served_name,
+                "supervisor": service.past._asdict(),
+                "engine": engine,
+                "cache": cache,
+            }
+        )
 
     @routes.get("/metrics")
     async def metrics() -> Response:

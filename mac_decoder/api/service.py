@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -29,10 +29,23 @@ _STEADY_BYTES: Final = 4096
 one would hold a place as well as none."""
 
 
+class Past(NamedTuple):
+    """What the supervisor has seen: how many processes before this one, how the last ended."""
+
+    restarts: int = 0
+    last_fault: str = ""
+
+
+FIRST: Final = Past()
+
+
 class Service:
     """One per app. ``text`` and ``loaded`` are there once the engine is ready."""
 
-    def __init__(self, engine: Engine, served_name: str, settings: ApiSettings) -> None:
+    def __init__(
+        self, engine: Engine, served_name: str, settings: ApiSettings, past: Past = FIRST
+    ) -> None:
+        self.past = past
         self.engine = engine
         self.served_name = served_name
         self.settings = settings
@@ -117,11 +130,15 @@ class Service:
 
 @dataclass
 class Record:
-    """What is logged and counted of one request, once, when it ends. Codes and counts only."""
+    """What is logged and counted of one request, once, when it ends. Codes and counts only.
+
+    ``salt`` keeps the caches of its API key apart from those of others; it is not logged.
+    """
 
     service: Service
     route: str
     prefix: str
+    salt: bytes = field(default=b"", repr=False)
     began: float = field(default_factory=time.perf_counter)
     streamed: bool = False
     prompt_tokens: int = 0

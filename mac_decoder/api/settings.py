@@ -18,12 +18,15 @@ class ApiSettings:
     never goes on for ``body_stall_s`` with hardly a byte: so much memory can requests take, for
     so long can they keep others out. A client that takes no byte for ``stall_timeout_s`` has
     left. ``heartbeat_s`` is the longest silence on a stream. ``default_max_tokens`` ``None``
-    lets a chat answer grow to the end of the model's context.
+    lets a chat answer grow to the end of the model's context. ``share_caches`` lets one API key
+    reuse what was computed for another, who can then tell by the time whether a prompt was
+    there before.
     """
 
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    share_caches: bool = False
     max_requests: int = 96
     max_body_bytes: int = 16 << 20
     body_timeout_s: float = 60.0

@@ -42,7 +42,7 @@ def test_every_option_arrives(tmp_path):
         "--model m --served-name n --host 0.0.0.0 --port 1 --producer wss://box:9 "
         "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
         "--prefill-step 5 --memory-max 1.5GB --ram-max 2GiB --cache-dir c --cache-max 3tb "
-        "--no-disk --default-max-tokens 6 --default-temperature 0.5 "
+        "--no-disk --share-caches --default-max-tokens 6 --default-temperature 0.5 "
         "--allow-host a --allow-host b --allow-origin https://c --state-dir s "
         "--log-level debug"
     )
@@ -64,6 +64,7 @@ def test_every_option_arrives(tmp_path):
         disk=False,
         cache_dir="c",
         cache_max=3 * 10**12,
+        share_caches=True,
         default_max_tokens=6,
         default_temperature=0.5,
         hosts=("a", "b"),
@@ -72,6 +73,12 @@ def test_every_option_arrives(tmp_path):
         state_dir="s",
         log_level="debug",
     )
+
+
+def test_a_quantised_cache_is_refused_by_name():
+    with pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--kv-bits", "4"])
+    assert (caught.value.reason, caught.value.found) == ("kv_format_unsupported", 4)
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,35 @@ def test_the_status_tells_what_is_kept_and_no_text(served: Served) -> None:
     assert cache["durable"] is None
     assert cache["counters"]["session_continuation_hits"] == 1
     assert cache["derived"]["joules_saved"] == {"value": None, "tag": "unavailable"}
+
+
+KEYS = ("first-key-of-all-of-them", "second-key-of-all-of-them")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_api_keys_reuse_their_own_prompts_alone_unless_shared(
+    checkpoint: Callable[..., Path], *, shared: bool
+) -> None:
+    """Who asks could tell by the time whether another had asked the same."""
+    known = read_checkpoint(checkpoint("llama"))
+    keeper = Keeper(known.identity, known.layout, bytes(32))
+    settings = EngineSettings(prefill_step=64, ram_bytes=1 << 28)
+    api = ApiSettings(api_keys=KEYS, share_caches=shared)
+    with (
+        serving(lambda: Engine(lambda: load(known), settings, keeper=keeper), api) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+
+        def ask(key: str) -> str:
+            answer = http.post(
+                "/v1/completions",
+                headers={"authorization": f"Bearer {key}"},
+                json={"model": MODEL, "prompt": list(range(3, 303)), "max_tokens": 2},
+            )
+            assert answer.status_code == 200, answer.text
+            return answer.json()["baton"]["source"]
+
+        assert ask(KEYS[0]) == "local"
+        assert ask(KEYS[1]) == ("resident" if shared else "local")
+        assert ask(KEYS[0]) == "resident"
+    keeper.close()
