@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from mac_decoder.engine.events import Report
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 
 
-class Metrics:
-    """What this process has served since it started."""
+class _Reuse(Collector):
+    """The accounts of reuse, as they are when somebody asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """One family; its label is the counter's name in ``/status``."""
+        family = CounterMetricFamily(
+            "baton_cache",
+            "Reuse of kept caches (see docs/cache.md), by counter",
+            labels=("counter",),
+        )
+        for name, count in self._counters().items():
+            family.add_metric((name,), count)
+        yield family
+
+
+class Metrics:
+    """What this process has served since it started; ``counters`` are the engine's."""
+
+    def __init__(self, counters: Callable[[], Mapping[str, int]]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self.registry.register(_Reuse(counters))
         self.requests = Counter(
             "baton_requests",
             "Requests by endpoint, outcome (completed, refused, failed, cancelled) and source",

@@ -49,7 +49,7 @@ class Service:
         self.engine = engine
         self.served_name = served_name
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(engine.counters)
         self.created = int(time.time())
         self._text: TokenText | None = None
         self._making_text = asyncio.Lock()

@@ -196,6 +196,10 @@ class Engine:
         """What the tiers hold and what reuse gave, in plain JSON types; takes milliseconds."""
         return self._worker.cache_status() if self._loaded is not None else {}
 
+    def counters(self) -> dict[str, int]:
+        """Counters of reuse since the start."""
+        return self._worker.counters() if self._loaded is not None else {}
+
     # -- requests
 
     def submit(self, generation: Generation) -> Stream:

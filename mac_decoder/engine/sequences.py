@@ -169,6 +169,10 @@ class Sequences:
 
     # -- for others to see
 
+    def counters(self) -> dict[str, int]:
+        """The accounts' counters. Any thread."""
+        return self.accounts.counters()
+
     def status(self) -> dict[str, Any]:
         """Figures of all tiers, counters, and what is derived from them. Any thread."""
         accounts = self.accounts

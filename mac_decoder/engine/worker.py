@@ -409,6 +409,10 @@ class Worker:
         """Figures of the tiers. Any thread, once the worker has started."""
         return self._sequences.status()
 
+    def counters(self) -> dict[str, int]:
+        """Counters of reuse. Any thread, once the worker has started."""
+        return self._sequences.counters()
+
     # -- endings and events
 
     def _emit(self, request: Request, event: Event) -> None:

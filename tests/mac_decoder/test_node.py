@@ -148,6 +148,8 @@ def test_it_serves_restarts_after_an_abort_and_stops(decoder, checkpoint):
     assert statuses[-1] == 200
     assert 503 in statuses
     assert running.await_ready().child().pid != first
+    past = running.get("/status").json()["supervisor"]
+    assert (past["restarts"], past["last_fault"]) == (1, "signal SIGABRT")
     assert running.chat(max_tokens=5).json()["choices"] == answer["choices"]
 
     # SIGTERM: the open stream ends with an error event, and soon.

@@ -77,6 +77,12 @@ class ScriptedEngine:
     def status(self) -> dict[str, Any]:
         return {"ready": self.is_ready, **self.figures}
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def cache_status(self) -> dict[str, Any]:
+        return {}
+
     def submit(self, generation: Generation) -> Stream:
         if self.refusal is not None:
             raise self.refusal

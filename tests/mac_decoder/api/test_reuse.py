@@ -211,6 +211,8 @@ def test_the_status_tells_what_is_kept_and_no_text(served: Served) -> None:
     assert cache["resident"]["cuts"] >= 2
     assert cache["durable"] is None
     assert cache["counters"]["session_continuation_hits"] == 1
+    metrics = http.get("/metrics").text
+    assert 'baton_cache_total{counter="session_continuation_hits"} 1.0' in metrics
     assert cache["derived"]["joules_saved"] == {"value": None, "tag": "unavailable"}
 
 
