@@ -55,7 +55,11 @@ lint: $(VENV)/dev.stamp
 check: lint test
 
 soak: $(VENV)/dev.stamp
+ifneq ($(OPENBLAS),)
+	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -m 'both_blas and soak' --timeout 3600 $(ARGS)
+endif
 	$(BIN)/python -m pytest -q -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m tests.mutants
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,9 @@ from mac_decoder.engine.live import LiveSequence
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.keeper import Keeper
+from mac_decoder.kv import shadow
 from mac_decoder.kv.install import extract
+from mac_decoder.store.files import RealDisk
 from mac_decoder.store.store import Store
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import EngineFault
@@ -32,13 +36,15 @@ from tests.tiny_models import WINDOW
 KINDS = ("llama", "muse_glimmer", "deepseek_v3", "qwen3_next", "lfm2", "falcon_h1")
 """Full rows, rings, latents, two states, one state, and both in composite caches."""
 
-POSITIONS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 255, 256, 257)
+FEW = (1, WINDOW, 3 * WINDOW, 257)
+ALL = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 255, 256, 257)
 STEP = 64
 KEY = bytes(range(32))
 RAM = 1 << 28
 SETTINGS = EngineSettings(prefill_step=STEP, ram_bytes=RAM)
 
 Tier = Literal["live", "resident", "durable", "restarted"]
+TIERS: tuple[Tier, ...] = ("live", "resident", "durable", "restarted")
 Checkpoint = Callable[..., Path]
 
 
@@ -78,22 +84,41 @@ def loaded(checkpoint: Checkpoint, name: str) -> LoadedModel:
 
 @pytest.mark.both_blas
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("tier", ["live", "resident", "durable", "restarted"])
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(
+    "positions", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.soak)]
+)
 def test_warm_is_a_replay_of_its_history(
-    checkpoint: Checkpoint, loaded: LoadedModel, name: str, tier: Tier, tmp_path: Path
+    checkpoint: Checkpoint,
+    loaded: LoadedModel,
+    name: str,
+    tier: Tier,
+    positions: tuple[int, ...],
+    tmp_path: Path,
 ) -> None:
-    path = checkpoint(name)
+    check_warm(checkpoint(name), loaded, tier, positions, tmp_path)
+
+
+def check_warm(
+    path: Path,
+    loaded: LoadedModel,
+    tier: Tier,
+    positions: tuple[int, ...],
+    directory: Path,
+    count: int = 24,
+) -> None:
+    """At each position: cold, then from ``tier``; every byte and ``count`` tokens replayed."""
 
     async def main() -> None:
-        async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
-            for length in POSITIONS:
+        async with running(path, SETTINGS, keeper=keeper_for(path, directory)) as engine:
+            for length in positions:
                 await cold(engine, length)
             if tier != "restarted":
-                for length in POSITIONS:
+                for length in positions:
                     await warm(engine, length)
         if tier == "restarted":
-            async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
-                for length in POSITIONS:
+            async with running(path, SETTINGS, keeper=keeper_for(path, directory)) as engine:
+                for length in positions:
                     await warm(engine, length)
 
     async def cold(engine: Engine, length: int) -> None:
@@ -113,7 +138,7 @@ def test_warm_is_a_replay_of_its_history(
             assert keeper is not None
             await asyncio.to_thread(keeper.drain)
             keeper._resident.clear()
-        answer = await told(engine, ask(tokens, 24))
+        answer = await told(engine, ask(tokens, count))
         report = answer.finished.report
         assert report.source == ("durable" if tier == "restarted" else tier), report
         assert report.reused_tokens == held
@@ -358,23 +383,29 @@ def test_a_damaged_file_costs_a_rung_and_no_answer(
 def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
     checkpoint: Checkpoint, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever allocation of the restore fails: the place and its bytes are named."""
+    """Whichever call of the restore fails: the place and its bytes are named."""
     path, tokens = checkpoint(name), prompt(150)
     places = len(list(regions(read_checkpoint(path).layout, 0, 149)))
     calls = {"left": -1}
-    empty = mx.empty
 
-    def failing(*args: object, **kwargs: object) -> object:
-        calls["left"] -= 1
-        if calls["left"] == 0:
-            raise RuntimeError("[metal::malloc] Unable to allocate")
-        return empty(*args, **kwargs)  # type: ignore[arg-type]
+    class Failing:
+        """mlx as the shadow sees it, whose n-th call fails."""
+
+        def __getattr__(self, name: str) -> object:
+            found = getattr(mx, name)
+            return partial(self._called, found) if name in ("empty", "eval") else found
+
+        def _called(self, function: Callable[..., object], *args: object, **kwargs: object):
+            calls["left"] -= 1
+            if calls["left"] == 0:
+                raise RuntimeError("[metal::malloc] Unable to allocate")
+            return function(*args, **kwargs)
 
     async def main() -> None:
         async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
             await told(engine, ask(tokens, 3))
-        monkeypatch.setattr(mx, "empty", failing)
-        for failing_at in range(1, places + 1):
+        monkeypatch.setattr(shadow, "mx", Failing())
+        for failing_at in range(1, 2 * places + 1):
             keeper = keeper_for(path, tmp_path)
             async with running(path, SETTINGS, keeper=keeper) as engine:
                 calls["left"] = failing_at
@@ -392,6 +423,49 @@ def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
             assert (report.source, report.reused_tokens) == ("durable", 149)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("failing_at", [1, 2, 3])
+def test_a_disk_that_fails_costs_no_answer(
+    checkpoint: Checkpoint, tmp_path: Path, failing_at: int
+) -> None:
+    """Full from some write on: nothing is published, the reason is counted, memory serves."""
+    path, tokens = checkpoint("muse_glimmer"), prompt(300)
+    known = read_checkpoint(path)
+
+    async def main() -> None:
+        keeper = Keeper(known.identity, known.layout, KEY, RAM)
+        disk = FullDisk(failing_at)
+        keeper.attach(Store.open(tmp_path, KEY, 1 << 30, 0, disk=disk, listener=keeper.heard))
+        disk.armed = True
+        async with running(path, SETTINGS, keeper=keeper) as engine:
+            cold = await told(engine, ask(tokens, 6))
+            await settled(engine)
+            await asyncio.to_thread(keeper.drain)
+            warm = await told(engine, ask(tokens, 6))
+            assert warm.finished.report.source == "resident"
+            assert warm.tokens == cold.tokens
+            assert engine.cache_status()["kept"]["disk_full"] >= 1
+            # Its block, its cut, and only then the cut where the answer ended.
+            unpublished = failing_at < 3
+            assert ("durable_out_of_space" in warm.finished.report.reasons) == unpublished
+
+    asyncio.run(main())
+
+
+class FullDisk(RealDisk):
+    """A disk that is full from its ``failing_at``-th write on, once armed."""
+
+    def __init__(self, failing_at: int) -> None:
+        super().__init__()
+        self._left = failing_at
+        self.armed = False
+
+    def write(self, handle: int, parts: Sequence[memoryview]) -> int:
+        self._left -= self.armed
+        if self.armed and self._left <= 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().write(handle, parts)
 
 
 def test_without_room_in_memory_the_disk_serves(checkpoint: Checkpoint, tmp_path: Path) -> None:
