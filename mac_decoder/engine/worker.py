@@ -335,6 +335,9 @@ class Worker:
         request.member = member
         alone = cache_bytes(self.limits.layout, request.rows)
         self._groups.insert(member, caches, self.limits.cache_bytes - self._reserved - alone)
+        # Padding may have taken what finished sequences had.
+        if (missing := self._missing()) > 0:
+            self._sequences.make_room(missing, request)
         request.enter(Stage.DECODE, time.perf_counter(), "install")
 
     def _decode(self) -> None:

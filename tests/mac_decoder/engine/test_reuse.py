@@ -260,6 +260,37 @@ def test_the_end_of_a_turn_is_kept(checkpoint: Checkpoint, name: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.both_blas
+@pytest.mark.parametrize("name", ["muse_glimmer", "qwen3_next"])
+@pytest.mark.parametrize("read", [1, 2, 6])
+def test_a_client_that_leaves_leaves_tokens_and_rows_alike(
+    checkpoint: Checkpoint, loaded: LoadedModel, name: str, read: int
+) -> None:
+    """A step is always under way when it leaves: its token is in both, or in neither."""
+    path = checkpoint(name)
+
+    async def main() -> None:
+        async with running(path, SETTINGS, keeper=keeper_for(path)) as engine:
+            tokens = prompt(90)
+            answer = Told()
+            async with engine.submit(ask(tokens, 400)) as stream:
+                async for event in stream:
+                    answer.events.append(event)
+                    if len(answer.tokens) == read:
+                        break
+            await settled(engine)
+            live = last_live(engine)
+            replay = Replay(loaded, live.tokens, live.history)
+            assert replay.differences(extract(live.caches, loaded.layout, live.position)) == []
+            spoken = live.tokens.tolist()[len(tokens) :]
+            common = min(len(spoken), len(answer.tokens))
+            assert spoken[:common] == answer.tokens[:common]
+            going = await told(engine, ask((*live.tokens.tolist(), *prompt(9)), 5))
+            assert going.finished.report.source == "live"
+
+    asyncio.run(main())
+
+
 COMPONENTS = Identity.__struct_fields__
 
 
