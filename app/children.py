@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,8 +18,11 @@ from typing import IO, Final
 
 from protocol.errors import ConfigError
 
-GRACE_S: Final = 15.0
+GRACE_S: Final = 50.0
 """More than the supervisors' own grace, so that they end their children themselves."""
+
+_LOGGED: Final = re.compile(r"\S+ (?:\S+ )?[A-Z]+ [\w.]+: (.*)")
+"""A line of either side's log: time, level, place, and what it says."""
 
 TAIL_LINES: Final = 40
 """How much of a child's log is kept for the message when it fails."""
@@ -35,6 +39,12 @@ class Child:
     log: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     _ready: threading.Event = field(default_factory=threading.Event)
     _readers: list[threading.Thread] = field(default_factory=list)
+
+    def last_words(self) -> str:
+        """The last line of its log, without time and place; empty where there is none."""
+        line = self.log[-1] if self.log else ""
+        found = _LOGGED.match(line)
+        return found.group(1) if found else line
 
     def wait_ready(self, timeout_s: float) -> str:
         """Wait until the child says ``ready URL``, and return that URL.
@@ -69,11 +79,19 @@ class Child:
             hint="\n".join(self.log).strip() or None,
         )
 
-    def end(self) -> None:
-        """End the child and everything it started; returns when it is gone."""
+    def ask_to_end(self) -> None:
+        """Have the child and everything it started end; returns at once."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
+
+    def hurry(self) -> None:
+        """Ask a second time: supervisors then do not wait for their own children."""
+        self.process.terminate()
+
+    def end(self) -> None:
+        """End the child and everything it started; returns when it is gone."""
+        self.ask_to_end()
         self.process.wait()
         for reader in self._readers:
             reader.join()

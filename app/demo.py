@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,24 +16,50 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
 from app.loopback import Loopback, loopback
-from app.terminal import err, human_bytes, out, print_json, progress
+from app.terminal import Words, err, human_bytes, out, print_json, progress
 from protocol.errors import ConfigError
 from protocol.halves import require
 
-QUESTION = "What are spring tides, and when do they happen?"
+QUESTION = "What are these tides at new moon and full moon called?"
+"""One that a model of this size can answer, from the middle of the text."""
+
+LINE_WIDTH = 100
+
+MEANINGS = {
+    "prompt tokens": "the text and the question, as the model reads them",
+    "who prefilled": "remote: the producer (torch); local: the decoder (MLX)",
+    "bytes shipped": "the KV cache that the producer handed over",
+    "time to first token": "from the question to the first token of the answer",
+    "decode": "the decoder's speed after that",
+    "queue": "waited for its turn",
+    "lookup": "looked for a cache of an earlier prompt to go on from",
+    "compute": "computed keys and values of the prompt",
+    "wire": "received what was still on its way after the last tile",
+    "verify": "checked the seal over all bytes",
+    "install": "made MLX caches of them",
+    "boundary_decode": "the decoder computed the last prompt token itself",
+    "failed_handoff": "lost on a handoff that failed",
+    "same answer": "both prefills led to the same tokens",
+    "reasons": "why the prompt took this lane",
+}
+"""What the words of the table mean; phases are parts of the time to the first token."""
 
 
 def demo(
     document: Annotated[Path | None, typer.Option(help="A text file to ask about.")] = None,
     question: Annotated[str, typer.Option(help="What to ask about it.")] = QUESTION,
     compare_local: Annotated[
-        bool, typer.Option(help="Also answer with the decoder's own prefill.")
+        bool,
+        typer.Option(help="Also answer with the decoder's own prefill; minutes on a CPU."),
     ] = False,
-    serve: Annotated[bool, typer.Option(help="Keep both processes running.")] = False,
+    serve: Annotated[
+        bool, typer.Option(help="Keep both running, and say how to ask more.")
+    ] = False,
     model: Annotated[
         Path | None, typer.Option(help="A checkpoint instead of the demo's small model.")
     ] = None,
@@ -41,6 +70,7 @@ def demo(
     """Ask a question about a document, with both machines' processes on this one."""
     require("both")
     text = _read(document)
+    err.print("Baton: a producer (torch) and a decoder (MLX), both on this machine.")
     checkpoint = model if model is not None else ensure(cache_dir)
     messages = ({"role": "user", "content": f"{text}\n\n{question}"},)
     with loopback(checkpoint) as pair:
@@ -53,9 +83,10 @@ def demo(
         if as_json:
             print_json(summary(remote, local))
         else:
-            out.print(_table(remote, local))
+            found = _table(remote, local)
+            out.print(found, _legend(found))
         if serve:
-            _keep(pair)
+            _keep(pair, name)
 
 
 def summary(remote: Answer, local: Answer | None) -> dict[str, Any]:
@@ -86,7 +117,7 @@ def _read(document: Path | None) -> str:
     if document is None:
         return (files("app") / "demo_document.txt").read_text()
     try:
-        return document.read_text()
+        text = document.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{document} cannot be read as text",
@@ -94,30 +125,50 @@ def _read(document: Path | None) -> str:
             field="document",
             found=type(error).__name__,
         ) from error
+    if not text.strip():
+        raise ConfigError(
+            f"{document} has no text", reason="document_empty", field="document", found=document
+        )
+    return text
 
 
 def _answer(url: str, question: Question, asked: str, quiet: bool) -> Answer:
     """Ask with the remote lane open: progress until the first token, then the text as it comes."""
     if not quiet:
-        out.print(f"[bold]{escape(asked)}[/]\n")
-    with progress() as bars:
-        follow = _following(bars, "the producer prefills")
+        out.print(f"\n[bold]{escape(asked)}[/]\n")
+    written = Words(min(out.width, LINE_WIDTH) if out.is_terminal else sys.maxsize)
+    with _prefill("the producer prefills the prompt") as (bars, follow):
 
         def show(said: str) -> None:
             bars.stop()
             if not quiet:
-                out.print(said, end="", markup=False)
+                print(written.add(said), end="", flush=True)
 
         answer = ask(url, question, on_text=show, on_comment=follow)
     if not quiet:
-        out.print("\n")
+        print(written.end(), flush=True)
+        if answer.finish_reason == "length":
+            limit = f"{question.max_tokens} tokens; --max-tokens allows more"
+            out.print(f"[dim](finish_reason length: cut off at {limit})[/]")
+        out.print()
     return answer
 
 
 def _answer_locally(url: str, question: Question) -> Answer:
     """Ask the same with the local lane alone, whose prefill takes long."""
+    if sys.platform != "darwin":
+        err.print("now without the producer: MLX computes on the CPU here, which takes minutes")
+    with _prefill("the decoder prefills the same prompt") as (_, follow):
+        return ask(url, question, on_comment=follow)
+
+
+@contextmanager
+def _prefill(title: str) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """A bar, or a line without a terminal, and what follows the stream's comments."""
+    if not err.is_terminal:
+        err.print(f"… {title}")
     with progress() as bars:
-        return ask(url, question, on_comment=_following(bars, "the same, prefilled by the decoder"))
+        yield bars, _following(bars, title)
 
 
 def _following(bars: Progress, title: str) -> Callable[[str], None]:
@@ -149,16 +200,25 @@ def _table(remote: Answer, local: Answer | None) -> Table:
     row("who prefilled", lambda answer: str(answer.baton.get("source", "?")))
     row("bytes shipped", lambda answer: human_bytes(answer.baton.get("transferred_bytes", 0)))
     row("time to first token", lambda answer: f"{answer.ttft_ms / 1000:.2f} s")
-    row("decode", lambda answer: f"{answer.tokens_per_s:.1f} tokens/s")
-    for phase in remote.baton.get("phases") or {}:
+    for phase in dict.fromkeys(name for one in both for name in one.baton.get("phases") or {}):
         row(f"  {phase}", lambda answer, name=phase: _phase(answer, name))
+    row("decode", lambda answer: f"{answer.tokens_per_s:.1f} tokens/s")
     if local is not None:
         same = local.tokens == remote.tokens and local.text == remote.text
         table.add_section()
         table.add_row("same answer", "yes, token for token" if same else "no", "")
-    if reasons := remote.baton.get("reasons"):
-        table.add_row("reasons", ", ".join(reasons), *([""] if local else []))
+    row("reasons", lambda answer: "\n".join(answer.baton.get("reasons") or ()))
     return table
+
+
+def _legend(table: Table) -> Table:
+    """What the words in the first column of ``table`` mean."""
+    words = [str(cell).strip() for cell in table.columns[0].cells]
+    legend = Table.grid(padding=(0, 2))
+    for word in words:
+        if word in MEANINGS:
+            legend.add_row(word, MEANINGS[word], style="dim")
+    return legend
 
 
 def _phase(answer: Answer, name: str) -> str:
@@ -166,16 +226,22 @@ def _phase(answer: Answer, name: str) -> str:
     return "" if found is None else f"{found:,.0f} ms"
 
 
-def _keep(pair: Loopback) -> None:
+def _keep(pair: Loopback, name: str) -> None:
     """Keep both processes running until the user interrupts, or one of them ends."""
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    for line in (
+        f"OpenAI endpoint  {pair.url}/v1  (the base URL for any client)",
+        f"model            {name}",
+        f"producer         {pair.producer.url}",
+        "try it           "
+        f"curl {pair.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        "Ctrl-C ends both.",
+    ):
+        err.print(Text(line), soft_wrap=True)
     try:
-        err.print(
-            f"OpenAI endpoint  [bold]{pair.url}/v1[/]   producer  {pair.producer.url}"
-            "   (Ctrl-C ends both)"
-        )
         while True:
             for child in (pair.producer, pair.decoder):
                 child.require_running()
             time.sleep(0.5)
     except KeyboardInterrupt:
-        err.print("ended")
+        return

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 
 from app.children import Child, start
 from app.status import fetch_status
-from app.terminal import step
+from app.terminal import err, step
 from protocol.errors import TransferError
 
 LINK_TIMEOUT_S: Final = 60.0
@@ -51,6 +50,8 @@ def loopback(
     """Start both processes on ``model``, wait until both are ready, and end both on exit."""
     with ExitStack() as stack:
         state = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-demo-"))
+        children: list[Child] = []
+        stack.callback(_end, children)
         key = secrets.token_bytes(32)
         shared = ["--model", str(model), "--host", "127.0.0.1", "--port", "0"]
         shared += ["--key-fd", "{key_fd}"]
@@ -59,8 +60,8 @@ def loopback(
             [sys.executable, "-m", "gb10_producer", *shared, *producer_arguments],
             key,
         )
-        stack.callback(producer.end)
-        with step("start the producer"):
+        children.append(producer)
+        with step("start the producer: torch loads the model", producer.last_words):
             producer.wait_ready(START_TIMEOUT_S)
         decoder = start(
             "decoder",
@@ -70,12 +71,10 @@ def loopback(
             ],
             key,
         )
-        stack.callback(decoder.end)
-        with step("start the decoder"):
+        children.append(decoder)
+        with step("start the decoder: MLX loads the model", decoder.last_words):
             decoder.wait_ready(START_TIMEOUT_S)
             _wait_for_link(decoder.url)
-        # Both leave at once; their ends are then waited for one after the other.
-        stack.callback(_end_both, producer, decoder)
         yield Loopback(producer, decoder)
 
 
@@ -94,11 +93,22 @@ def _wait_for_link(url: str) -> None:
             raise TransferError(
                 "the decoder does not reach its producer",
                 reason=link["reason"] or "link_not_ready",
-                found=link["state"],
+                found=link["detail"] or link["state"],
             )
         time.sleep(0.05)
 
 
-def _end_both(*children: Child) -> None:
-    with ThreadPoolExecutor(len(children)) as pool:
-        list(pool.map(Child.end, children))
+def _end(children: list[Child]) -> None:
+    """End all of them. Whoever interrupts this does not want to wait."""
+    err.print("stopping…")
+    for child in children:
+        child.ask_to_end()
+    try:
+        for child in children:
+            child.end()
+    except KeyboardInterrupt:
+        for child in children:
+            child.hurry()
+        for child in children:
+            child.end()
+        raise

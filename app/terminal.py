@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from protocol.errors import BatonError, told
@@ -33,28 +43,89 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+class _Note(ProgressColumn):
+    """What is told beside a bar: a task's ``note``, or what that says now if it can be called."""
+
+    def render(self, task: Task) -> Text:
+        note = task.fields["note"]
+        said = str(note() if callable(note) else note)
+        return Text(said, "dim", no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Progress bars on stderr; they vanish when done and stay silent without a terminal."""
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[note]}"),
+        BarColumn(bar_width=20),
+        _Note(),
         TimeElapsedColumn(),
         console=err,
         transient=True,
+        disable=not err.is_terminal,
     ) as bars:
         yield bars
 
 
 @contextmanager
-def step(title: str) -> Iterator[None]:
-    """Show that something of unknown length is going on, then that it is done."""
+def step(title: str, note: str | Callable[[], str] = "") -> Iterator[None]:
+    """Show that something of unknown length is going on, then that it is done.
+
+    ``note`` is told beside it while it lasts. Where there is no terminal, the beginning is a
+    line of its own.
+    """
+    began = time.monotonic()
+    if not err.is_terminal:
+        err.print(f"… {escape(title)}")
     with progress() as bars:
-        bars.add_task(title, total=None, note="")
+        bars.add_task(escape(title), total=None, note=note)
         yield
-    err.print(f"[green]✓[/] {title}")
+    err.print(f"[green]✓[/] {escape(title)} [dim]({time.monotonic() - began:.1f} s)[/]")
+
+
+class Words:
+    """Text as it comes, in pieces of any length, in lines of at most ``width`` characters.
+
+    Lines part between words; a word that is longer than a line stays whole. :meth:`add` and
+    :meth:`end` return what can be written by now.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._column = 0
+        self._blanks = ""
+        self._word = ""
+
+    def add(self, text: str) -> str:
+        """What ``text`` completes."""
+        written: list[str] = []
+        for character in text:
+            if not character.isspace():
+                self._word += character
+                continue
+            written.append(self._flush())
+            if character == "\n":
+                written.append(character)
+                self._column, self._blanks = 0, ""
+            else:
+                self._blanks += character
+        return "".join(written)
+
+    def end(self) -> str:
+        """The last word."""
+        return self._flush()
+
+    def _flush(self) -> str:
+        word, blanks = self._word, self._blanks
+        if not word:
+            return ""
+        self._word = self._blanks = ""
+        if self._column and self._column + len(blanks) + len(word) > self._width:
+            self._column = len(word)
+            return "\n" + word
+        self._column += len(blanks) + len(word)
+        return blanks + word
 
 
 def human_bytes(count: float) -> str:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from app.children import start
+from app.loopback import _end
 from protocol.errors import ConfigError
 
 READS_KEY = """
@@ -34,6 +35,7 @@ time.sleep(600)
 STARTER = """
 import sys
 from app.children import start
+from app.loopback import _end
 child = start("child", [sys.executable, "-c", sys.argv[1]], grace_s=0.5)
 print(child.wait_ready(60), child.process.pid, flush=True)
 import time; time.sleep(600)
@@ -80,6 +82,69 @@ def test_ending_twice_is_ending_once() -> None:
     child.wait_ready(60)
     child.end()
     child.end()
+
+
+WAITS_UNLESS_HURRIED = """
+import os, signal, sys, time
+asked = []
+def ask(*_):
+    asked.append(1)
+    if len(asked) == 2:
+        os._exit(3)
+signal.signal(signal.SIGTERM, ask)
+print("ready x", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_is_asked_twice_need_not_wait() -> None:
+    child = start("child", [sys.executable, "-c", WAITS_UNLESS_HURRIED], grace_s=60.0)
+    child.wait_ready(60)
+    child.ask_to_end()
+    time.sleep(0.3)
+    assert child.process.poll() is None
+    child.hurry()
+    began = time.monotonic()
+    child.end()
+    assert time.monotonic() - began < 10
+    assert child.process.returncode == 3
+
+
+def test_whoever_interrupts_the_end_of_a_pair_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = start("child", [sys.executable, "-c", WAITS_UNLESS_HURRIED], grace_s=60.0)
+    child.wait_ready(60)
+    real, interrupts = child.process.wait, [KeyboardInterrupt()]
+
+    def wait(timeout: float | None = None) -> int:
+        if interrupts:
+            time.sleep(0.3)
+            raise interrupts.pop()
+        return real(timeout)
+
+    monkeypatch.setattr(child.process, "wait", wait)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        _end([child])
+    assert time.monotonic() - began < 10
+    assert child.process.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("2026-01-02T03:04:05.678 INFO gb10_producer.progress: reading m percent=40", None),
+        ("2026-01-02 03:04:05,678 INFO mac_decoder.node: reading m percent=40", None),
+        ("baton produce: error: no", "baton produce: error: no"),
+    ],
+)
+def test_a_childs_last_words_are_told_without_time_and_place(line: str, words: str | None) -> None:
+    script = f"import sys; print({line!r}, file=sys.stderr)"
+    child = start("child", [sys.executable, "-c", script])
+    child.process.wait(60)
+    child.end()
+    assert child.last_words() == (words or "reading m percent=40")
 
 
 def test_children_end_when_their_starter_is_killed() -> None:

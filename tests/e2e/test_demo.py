@@ -56,11 +56,34 @@ def test_the_demo_answers_the_same_remotely_and_locally(checkpoint, document: Pa
 def test_a_table_is_printed_and_ctrl_c_ends_everything(checkpoint, document: Path) -> None:
     demo, children = serving(checkpoint("llama"), document)
     os.kill(demo.pid, signal.SIGINT)
-    printed, _ = demo.communicate(timeout=60)
+    printed, told = demo.communicate(timeout=60)
     assert demo.returncode == 0
     assert all_gone(children)
     for title in ("prompt tokens", "who prefilled", "remote", "bytes shipped", "tokens/s"):
         assert title in printed
+    assert "finish_reason length" in printed
+    assert "the decoder computed the last prompt token itself" in printed
+    assert "curl http://127.0.0.1:" in told
+    assert "stopping…" in told
+
+
+def test_it_says_at_once_what_it_does_and_leaves_soon_while_it_loads(
+    checkpoint, document: Path
+) -> None:
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+    demo = subprocess.Popen([*DEMO, *arguments], stderr=subprocess.PIPE, text=True)
+    assert demo.stderr is not None
+    assert "producer" in demo.stderr.readline()
+    assert "start the producer" in demo.stderr.readline()
+    time.sleep(1.0)
+    children = offspring(demo.pid)
+    began = time.monotonic()
+    os.kill(demo.pid, signal.SIGINT)
+    assert demo.stderr.readline() == "stopping…\n"
+    demo.communicate(timeout=60)
+    assert time.monotonic() - began < 5.0, "a producer that loads is not waited for"
+    assert demo.returncode == 130
+    assert all_gone(children)
 
 
 def test_children_end_even_when_the_demo_is_killed(checkpoint, document: Path) -> None:
@@ -94,6 +117,14 @@ def test_a_document_that_is_no_text_is_a_sentence(checkpoint, tmp_path: Path) ->
     assert done.returncode == 78
     assert "document_unreadable" in done.stderr
     assert time.monotonic() - started < 30
+
+
+def test_an_empty_document_is_a_sentence(checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("  \n")
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(tmp_path / "empty")]
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 78
+    assert "document_empty" in done.stderr
 
 
 def test_a_missing_model_is_a_sentence_and_leaves_nothing_running(tmp_path: Path) -> None:
