@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.test_handoff import RunningProducer
 from tests.mac_decoder.engine.drive import loaded_copy
 from tests.mac_decoder.test_node import Decoder
 
@@ -22,8 +23,8 @@ DOTS = 5
 def serve(tmp_path: Path) -> Iterator[Callable[..., Decoder]]:
     made: list[Decoder] = []
 
-    def make(*args: str) -> Decoder:
-        made.append(Decoder(tmp_path, *args))
+    def make(*args: str, key: bytes | None = None) -> Decoder:
+        made.append(Decoder(tmp_path, *args, key=key))
         return made[-1]
 
     yield make
@@ -92,6 +93,56 @@ def test_a_chat_goes_on_after_kill_9(
     assert answer["baton"]["source"] == "durable"
     assert answer["baton"]["reused_tokens"] >= third["usage"]["prompt_tokens"] - 1
     assert again.stop() == 0
+
+
+def test_the_alibi_with_a_real_producer(
+    serve: Callable[..., Decoder], checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One cold request, a warm-up and five warm ones: only hits and their bytes move."""
+    model = str(checkpoint("muse_glimmer"))
+    key = bytes(range(32))
+    producer = RunningProducer(
+        tmp_path, "--model", model, "--port", "0", "--device", "cpu", key=key
+    )
+    try:
+        url = producer.await_ready().url
+        decoder = serve(
+            *("--model", model, "--port", "0", "--producer", url, "--remote-threshold", "64"),
+            key=key,
+        ).await_ready()
+        until(lambda: decoder.get("/status").json()["engine"]["link"]["state"] == "ready")
+        tokens = [3 + 7919 * (at + 1) % 104729 % 500 for at in range(2048)]
+
+        def ask() -> dict[str, Any]:
+            name = decoder.get("/v1/models").json()["data"][0]["id"]
+            body = {"model": name, "prompt": tokens, "max_tokens": 2, "temperature": 0}
+            answer = decoder.client.post(decoder.url + "/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        def counters() -> dict[str, int]:
+            return decoder.get("/status").json()["cache"]["counters"]
+
+        cold = ask()
+        assert cold["baton"]["source"] == "remote"
+        shipped = cold["baton"]["transferred_bytes"]
+        before = counters()
+        assert (before["cache_hits"], before["disagg_prefills"]) == (0, 1)
+        assert before["disagg_bytes_installed"] == shipped
+        for hits in range(1, 7):
+            warm = ask()
+            assert (warm["baton"]["source"], warm["baton"]["reused_tokens"]) == ("resident", 2047)
+            assert warm["choices"] == cold["choices"]
+            assert counters()["cache_hits"] == hits
+        after = counters()
+        moved = {name: after[name] - before.get(name, 0) for name in after}
+        assert {name: count for name, count in moved.items() if count} == {
+            "cache_hits": 6,
+            "tier_resident": 6,
+            "bytes_served_from_cache": 6 * shipped,
+        }
+    finally:
+        producer.close()
 
 
 def test_two_decoders_do_not_share_a_directory(
