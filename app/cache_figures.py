@@ -79,7 +79,9 @@ def _add(table: Table, prefix: str, section: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             _add(table, f"{prefix}{name} ", value)
         else:
-            table.add_row(escape(f"{prefix}{name}"), escape(str(value)))
+            bytes_of = name.endswith("bytes") or name in ("on_disk", "referenced")
+            shown = exactly(value) if bytes_of and isinstance(value, int) else str(value)
+            table.add_row(escape(f"{prefix}{name}"), escape(shown))
 
 
 def _table(title: str) -> Table:

@@ -199,7 +199,7 @@ def test_the_directorys_figures(home: Home) -> None:
 
 def test_a_running_decoder_is_asked_first(home: Home) -> None:
     home.fill()
-    section = {"on_disk": 12345, "tiers": {"resident": 7}}
+    section = {"durable": {"on_disk": 12345, "cuts": 7}, "keeping_bytes": 0}
     with decoder({"model": "m", "cache": section}) as url, home.open():
         assert home.json("stats", "--url", url) == {
             "source": "decoder",
@@ -207,8 +207,8 @@ def test_a_running_decoder_is_asked_first(home: Home) -> None:
             "cache": section,
         }
         _, printed, _ = home.run("stats", "--url", url)
-        assert "12345" in printed
-        assert "tiers resident" in printed
+        assert "durable on_disk" in printed
+        assert "12,345 bytes" in printed
 
 
 def test_the_usual_address_is_asked_unless_a_directory_is_named(

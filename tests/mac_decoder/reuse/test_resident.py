@@ -431,6 +431,32 @@ def test_barred_cuts_go_first() -> None:
     assert tier.publication(first) == tier.publication(second) == "pending"
 
 
+@pytest.mark.parametrize("ended", sorted(BARRED))
+def test_what_may_not_serve_is_not_pinned_to_serve(ended: Publication) -> None:
+    """It was found while it still might."""
+    tier = Resident(PLENTY)
+    key = put(tier, [1, 2, 3])
+    tier.settle(key, ended)
+    assert tier.pin(key, serving=True) is None
+    publishing = tier.pin(key)
+    assert publishing
+    publishing.release()
+    assert tier.settle(key, "out_of_space", was=ended)
+    pinned = tier.pin(key, serving=True)
+    assert pinned
+    pinned.release()
+
+
+@pytest.mark.parametrize("was", ["pending", "refused", "invalid", "out_of_space"])
+def test_a_settlement_of_what_was_not_so_changes_nothing(was: Publication) -> None:
+    tier = Resident(PLENTY)
+    key = put(tier, [1, 2, 3])
+    tier.settle(key, was)
+    assert tier.settle(key, "out_of_space", was="published")
+    assert tier.publication(key) == was
+    assert not tier.settle(bytes(32), "out_of_space", was="published")
+
+
 def test_a_cut_that_is_gone_settles_nothing() -> None:
     tier = Resident(PLENTY)
     assert not tier.settle(bytes(32), "published")

@@ -93,6 +93,8 @@ def test_the_least_recently_used_goes_first_and_is_announced(tmp_path: Path) -> 
         assert {event.path for event in told} == gone
         assert {event.reason for event in told} == {"room"}
         assert told[0].path.startswith("cuts/")
+        assert all(bool(event.cut) == event.path.startswith("cuts/") for event in told)
+        assert not any(store.holds(event.cut) for event in told)
 
 
 def test_blocks_that_others_need_stay(tmp_path: Path) -> None:
