@@ -1,0 +1,183 @@
+"""`baton status`: addresses as people type them, and a summary that they can read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import app
+from app.status import base_url, fetch_status, summary
+from protocol.errors import ConfigError, TransferError
+
+LINK = {
+    "state": "refused",
+    "reason": "weights_differ",
+    "detail": "its checkpoint differs in weights, tokenizer; copy it",
+    "attempts": 3,
+    "retry_in_s": 7.5,
+    "round_trip_ms": 0.42,
+    "handoffs": 2,
+    "failures": {"connection_lost": 1},
+}
+STATUS: dict[str, Any] = {
+    "model": "a [model]",
+    "supervisor": {"restarts": 1, "last_fault": "signal SIGABRT"},
+    "engine": {
+        "ready": True,
+        "fault": None,
+        "open": 3,
+        "open_limit": 80,
+        "requests": {"waiting": 1, "remote": 0, "decode": 2},
+        "ended": {"stop": 12, "length": 1},
+        "generated_tokens": 1234,
+        "link": LINK,
+        "fallbacks": {"producer_down": 4},
+        "rates": {
+            "local_tokens_per_s": 55.2,
+            "producer_tokens_per_s": 2100.0,
+            "link_bytes_per_s": 1_180_000_000,
+            "handoff_overhead_ms": 0.0,
+        },
+        "remote_threshold": 256,
+        "cache_bytes_reserved": 42_000_000,
+        "cache_bytes_limit": 11_800_000_000,
+    },
+    "cache": {
+        "live": {"sequences": 1, "bytes": 1000},
+        "resident": {"cuts": 3, "used_bytes": 2_000_000, "budget_bytes": 5_000_000_000},
+        "durable": None,
+        "counters": {"cache_hits": 5, "cache_misses": 2, "session_continuation_hits": 1},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/status", "http://127.0.0.1:8000"),
+        ("mac.local", "http://mac.local:8000"),
+        ("https://mac.example", "https://mac.example"),
+        ("https://mac.example/baton/v1", "https://mac.example/baton"),
+        ("[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_an_address_is_taken_as_people_type_it(typed: str, meant: str) -> None:
+    assert base_url(typed) == meant
+
+
+@pytest.mark.parametrize("typed", ["", "ws://host:1", "host:port", "http://", "host:99999"])
+def test_what_is_no_address_is_refused(typed: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        base_url(typed)
+    assert refused.value.reason == "address_invalid"
+
+
+@contextmanager
+def answering(status: int, body: object) -> Iterator[str]:
+    """A server that gives this answer to anyone with the right key, at ``host:port``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wrong = self.headers.get("authorization", "Bearer right") != "Bearer right"
+            refusal = {"error": {"code": "invalid_api_key", "message": "no valid key"}}
+            raw = json.dumps(refusal if wrong else body).encode()
+            self.send_response(404 if self.path != "/status" else 401 if wrong else status)
+            self.send_header("content-length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def shown(address: str, *more: str) -> str:
+    result = CliRunner().invoke(app, ["status", address, *more], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_summary_is_text_and_json_is_raw() -> None:
+    with answering(200, STATUS) as address:
+        text = " ".join(shown(address).split())
+        assert json.loads(shown(f"http://{address}/v1/", "--json")) == STATUS
+    for part in (
+        "a [model]",
+        "ready yes",
+        "restarts 1, the last after signal SIGABRT",
+        "3 open of at most 80 (1 waiting, 2 decode)",
+        "12 stop, 1 length; 1,234 tokens generated",
+        "refused (weights_differ): its checkpoint differs in weights, tokenizer; copy it; "
+        "tried 3 times, again in 7.5 s",
+        "2 received; failed: 1 connection_lost",
+        "4 producer_down (prefilled here instead)",
+        "prefill here 55.2 tokens/s, producer 2,100.0 tokens/s, round trip 0.4 ms, link 1.2 GB/s",
+        "asked from 256 tokens on",
+        "42.0 MB of 11.8 GB for requests",
+        "resident cache 3 cuts, 2.0 MB of 5.0 GB",
+        "5 hits, 2 misses, 1 continued live",
+    ):
+        assert part in text
+    assert "durable" not in text
+    assert "{" not in text
+
+
+def test_a_decoder_that_tells_less_is_shown_all_the_same() -> None:
+    rows = dict(summary({"model": "m", "engine": {"ready": False, "fault": "engine_fault"}}))
+    assert "not ready" in rows["ready"]
+    assert "engine_fault" in rows["ready"]
+    assert rows["producer"].startswith("none")
+    assert dict(summary({}))["model"] == "?"
+
+
+@pytest.mark.parametrize("code", ["decoder_starting", "invalid_api_key"])
+def test_a_decoder_that_refuses_is_not_said_to_be_away(code: str) -> None:
+    body = {"error": {"code": code, "message": "the decoder is starting"}}
+    with answering(503, body) as address, pytest.raises(TransferError) as refused:
+        fetch_status(address)
+    assert refused.value.reason == code
+    assert "the decoder is starting" in refused.value.message
+
+
+@pytest.mark.parametrize("body", ["no object", {"error": "text"}, {}])
+def test_something_else_that_answers_is_no_decoder(body: object) -> None:
+    with answering(500, body) as address, pytest.raises(TransferError) as refused:
+        fetch_status(address)
+    assert refused.value.reason == "decoder_unreachable"
+
+
+def test_a_key_comes_from_a_file(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("right\nanother\n")
+    with answering(200, STATUS) as address:
+        assert "a [model]" in shown(address, "--api-keys-file", str(keys))
+        keys.write_text("left\n")
+        with pytest.raises(TransferError) as refused:
+            shown(address, "--api-keys-file", str(keys))
+        assert refused.value.reason == "invalid_api_key"
+    keys.write_text("\n")
+    with pytest.raises(ConfigError) as keyless:
+        shown("127.0.0.1:1", "--api-keys-file", str(keys))
+    assert keyless.value.reason == "api_keys_invalid"
