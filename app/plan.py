@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app.terminal import human_bytes, out, print_json
-from protocol.checkpoint import read_layout
+from app.terminal import err, human_bytes, out, print_json
+from protocol.architectures import text_config
+from protocol.checkpoint import read_config, read_layout
 from protocol.errors import ConfigError, RequestError
 from protocol.layout import Layout, SlidingLayer, payload_bytes, regions
 from protocol.layouts_named import named
+
+USUAL_PROMPT: Final = 32_768
+"""A long document, or a coding agent's prompt after some turns."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,20 @@ def plan_handoff(layout: Layout, prompt: int, held: int) -> HandoffPlan:
 
     The boundary token is never shipped. ``resent_window_bytes`` counts the sliding layers
     whose suffix outruns their window: their whole window goes again, held or not. Raises
-    RequestError ``held_out_of_range`` unless ``0 <= held <= prompt`` and ``prompt >= 1``.
+    RequestError ``prompt_out_of_range`` unless ``prompt >= 1``, and ``held_out_of_range``
+    unless ``0 <= held <= prompt``.
     """
-    if prompt < 1 or not 0 <= held <= prompt:
+    if prompt < 1:
         raise RequestError(
-            "a plan needs at least one prompt token, and no more held tokens than that",
+            "a prompt has at least one token",
+            reason="prompt_out_of_range",
+            field="prompt",
+            found=prompt,
+            expected="1 or more",
+        )
+    if not 0 <= held <= prompt:
+        raise RequestError(
+            "a decoder holds no more tokens than the prompt has",
             reason="held_out_of_range",
             field="held",
             found=held,
@@ -96,8 +109,19 @@ def _by_kind(layout: Layout, cut: int, end: int) -> tuple[KindPlan, ...]:
     return tuple(found)
 
 
+def _context(model: Path) -> int | None:
+    """The model's longest prompt and answer together, where its configuration says so."""
+    found = text_config(read_config(model)).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
 def plan(
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")],
+    prompt: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Tokens of the prompt; {USUAL_PROMPT:,} or half the model's context if not given."
+        ),
+    ] = None,
     held: Annotated[int, typer.Option(help="Tokens that the decoder already holds.")] = 0,
     layout: Annotated[str | None, typer.Option(help="A named layout: muse-glimmer.")] = None,
     model: Annotated[Path | None, typer.Option(help="A checkpoint instead of a name.")] = None,
@@ -105,9 +129,22 @@ def plan(
 ) -> None:
     """Show how many bytes a handoff ships, by layer kind."""
     if (layout is None) == (model is None):
-        raise ConfigError("say either --layout or --model", reason="layout_or_model")
+        raise ConfigError(
+            "say either --layout or --model",
+            reason="layout_or_model",
+            field="layout",
+            hint="baton plan --model DIR, or --layout muse-glimmer",
+        )
     chosen = read_layout(model) if model is not None else named(layout or "")
+    context = None if model is None else _context(model)
+    if prompt is None:
+        prompt = USUAL_PROMPT if context is None else max(1, min(USUAL_PROMPT, context // 2))
     result = plan_handoff(chosen, prompt, held)
+    if context is not None and prompt >= context:
+        err.print(
+            f"[yellow]remark[/]: {prompt:,} tokens leave no room for an answer in this model's "
+            f"context of {context:,}; a decoder refuses the prompt"
+        )
     if as_json:
         print_json(asdict(result))
         return

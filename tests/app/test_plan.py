@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from app.cli import app
-from app.plan import plan_handoff
+from app.plan import USUAL_PROMPT, plan_handoff
 from protocol.errors import RequestError
 from protocol.layout import FullLayer, Layout, RecurrentLayer, SlidingLayer, StateArray
 from protocol.layouts_named import muse_glimmer
@@ -80,11 +80,16 @@ def test_a_window_is_sent_again_only_when_the_suffix_outruns_it(
     assert plan.resent_window_bytes == resent_rows * 2 * (16 + 16) * 4
 
 
-@pytest.mark.parametrize(("prompt", "held"), [(0, 0), (5, 6), (5, -1)])
-def test_impossible_plans_are_refused(prompt: int, held: int) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "held", "field"),
+    [(0, 0, "prompt"), (-3, 0, "prompt"), (5, 6, "held"), (5, -1, "held")],
+)
+def test_impossible_plans_are_refused_by_the_option_that_is_wrong(
+    prompt: int, held: int, field: str
+) -> None:
     with pytest.raises(RequestError) as refused:
         plan_handoff(MIXED, prompt, held)
-    assert refused.value.reason == "held_out_of_range"
+    assert (refused.value.reason, refused.value.field) == (f"{field}_out_of_range", field)
 
 
 def test_a_checkpoint_can_be_planned(checkpoint) -> None:
@@ -94,3 +99,24 @@ def test_a_checkpoint_can_be_planned(checkpoint) -> None:
     printed = json.loads(result.stdout)
     assert printed["payload_bytes"] == printed["full_bytes"] > 0
     assert printed["layers"][0]["last"] == 99
+
+
+def test_a_prompt_beyond_the_context_is_planned_with_a_remark(checkpoint) -> None:
+    model = str(checkpoint("llama"))
+    context = json.loads((checkpoint("llama") / "config.json").read_text())[
+        "max_position_embeddings"
+    ]
+    for prompt, remarked in ((context - 1, False), (context, True)):
+        arguments = ["plan", "--model", model, "--prompt", str(prompt), "--json"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0
+        assert json.loads(result.stdout)["prompt"] == prompt
+        assert (f"context of {context:,}" in " ".join(result.stderr.split())) == remarked
+
+
+def test_a_plan_without_a_prompt_is_of_a_usual_one(checkpoint) -> None:
+    layout = CliRunner().invoke(app, ["plan", "--layout", "muse-glimmer", "--json"])
+    assert json.loads(layout.stdout)["prompt"] == USUAL_PROMPT
+    model = CliRunner().invoke(app, ["plan", "--model", str(checkpoint("llama")), "--json"])
+    assert json.loads(model.stdout)["prompt"] < USUAL_PROMPT, "its context is shorter"
+    assert model.stderr == ""
