@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from protocol.blocks import BLOCK, as_tokens, chain
 from protocol.errors import IntegrityError, LocalProtocolError
@@ -229,6 +229,36 @@ class Radix(Generic[K]):
         last = self._nodes.get(links[-1]) if links else self._roots.get(space)
         if last is not None and isinstance(last.at(tail), _Tail):
             raise LocalProtocolError("a cut of these tokens is in the index", reason="cut_exists")
+
+
+def match_of_few(
+    cuts: Sequence[tuple[K, NDArray[np.uint32]]],
+    tokens: NDArray[np.uint32],
+    names: Sequence[bytes],
+) -> Match[K]:
+    """What a few cuts hold of the prompt ``tokens``, as an index of them alone would say.
+
+    Each cut is compared with the prompt, which for a few is quicker than to index them.
+    ``cuts`` are of the prompt's namespace and all different, ``names`` its blocks'.
+    """
+    order = sorted(cuts, key=lambda cut: len(cut[1]))
+    held = [HeldCut(len(text), key) for key, text in order]
+    shares = [common_prefix(text, tokens) for _, text in order]
+    nearest: list[HeldCut[K]] = []
+    for cut, share in zip(held, shares, strict=True):
+        nearest += [cut] * (share // BLOCK + 1 - len(nearest))
+    shared = max(shares, default=0)
+    prefixes = [cut for cut, share in zip(held, shares, strict=True) if share == cut.position]
+    witness = held[shares.index(shared)] if shared else None
+    kept = tuple(names[: shared // BLOCK])
+    return Match(len(tokens), shared, kept, tuple(prefixes), tuple(nearest), witness)
+
+
+def common_prefix(ours: NDArray[np.uint32], theirs: NDArray[np.uint32]) -> int:
+    """How many tokens both start with."""
+    count = min(len(ours), len(theirs))
+    parted = ours[:count] != theirs[:count]
+    return int(parted.argmax()) if parted.any() else count
 
 
 def _ends_within(branches: Sequence[_Node[K] | _Tail[K]], ahead: bytes) -> list[HeldCut[K]]:

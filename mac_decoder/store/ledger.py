@@ -8,7 +8,7 @@ made otherwise share nothing by mistake. A cut ends at a node. All sizes are who
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from mac_decoder.store.manifest import Role
 from protocol.blocks import BLOCK, cut_digest
+
+MOST_VISITED: Final = 4096
+"""Blocks after another one that are looked at side by side for the nearest cut."""
 
 Withheld = Literal["", "invalid", "unreadable", "incomplete"]
 """Why a cut is not served: its file, the medium, or a block of it."""
@@ -179,14 +182,20 @@ class Ledger:
         return bisect_left(range(len(blocks)), True, key=lambda at: blocks[at] not in self._named)
 
     def nearest(self, space: bytes, block: bytes) -> Cut | None:
-        """A served cut at or past ``block``: one that is the fewest blocks away."""
-        level = list(self._named.get(block, ()))
-        while level:
-            for node in level:
-                for cut in self.ending_at(space, node.block):
-                    if cut.node is node and not cut.withheld:
-                        return cut
-            level = [after for node in level for after in node.after]
+        """A served cut at or past ``block``.
+
+        One that is the fewest blocks away, unless more than ``MOST_VISITED`` blocks are nearer.
+        """
+        ahead = deque(self._named.get(block, ()))
+        visited = 0
+        while ahead:
+            # Many long branches are not walked side by side to their ends: one of them is.
+            node = ahead.popleft() if visited < MOST_VISITED else ahead.pop()
+            visited += 1
+            for cut in self.ending_at(space, node.block):
+                if cut.node is node and not cut.withheld:
+                    return cut
+            ahead.extend(node.after)
         return None
 
     def add_block(self, file: BlockFile) -> None:
@@ -293,10 +302,13 @@ class Ledger:
         found: list[Cut] = []
         for count in range(len(blocks) + 1):
             end = blocks[count - 1] if count else b""
-            for cut in self.ending_at(space, end):
-                tail = tokens[count * BLOCK : cut.position]
-                whole = len(tail) == cut.position - count * BLOCK
-                if whole and cut_digest(space, end, tail, cut.position) == cut.name:
+            # Many conversations may end after one block, in few different lengths.
+            for position in {cut.position for cut in self.ending_at(space, end)}:
+                tail = tokens[count * BLOCK : position]
+                if len(tail) != position - count * BLOCK:
+                    continue
+                cut = self.cuts.get(cut_digest(space, end, tail, position))
+                if cut is not None:
                     found.append(cut)
         return sorted(found, key=lambda cut: cut.position)
 

@@ -1,7 +1,7 @@
 """What the durable tier holds of a prompt: a few cuts, each authenticated before it counts.
 
-The books propose by names alone; a proposal's manifest is read, and the radix compares its
-tokens with the prompt's one by one. Manifests are kept for a while: the next prompt of a
+The books propose by names alone; a proposal's manifest is read, and its tokens are
+compared with the prompt's one by one. Manifests are kept for a while: the next prompt of a
 conversation asks for the same ones.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mac_decoder.reuse.facts import NOTHING, Holding, Publication, offers
-from mac_decoder.reuse.radix import Radix
+from mac_decoder.reuse.radix import match_of_few
 from mac_decoder.store import names
 from mac_decoder.store.holdings import Holdings
 from mac_decoder.store.ledger import Cut
@@ -81,19 +81,15 @@ class Lookup:
         """
         prompt = as_tokens(tokens)
         links = chain(space, prompt) if blocks is None else blocks
-        found: Radix[bytes] = Radix()
-        manifests: dict[bytes, Manifest] = {}
-        for manifest in self._candidates(space, prompt, links):
-            if manifest.name not in manifests:
-                manifests[manifest.name] = manifest
-                found.insert(space, manifest.name, manifest.tokens, manifest.blocks)
+        manifests = {found.name: found for found in self._candidates(space, prompt, links)}
         if not manifests:
             return NOTHING
+        cuts = [(name, found.tokens) for name, found in manifests.items()]
 
         def describe(name: bytes) -> tuple[tuple[History, ...], Publication]:
             return manifests[name].history, "published"
 
-        return offers(found.match(space, prompt, links), describe)
+        return offers(match_of_few(cuts, prompt, links), describe)
 
     def _candidates(
         self, space: bytes, prompt: NDArray[np.uint32], links: Sequence[bytes]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mac_decoder.reuse.radix import Match, Radix
-from protocol.blocks import BLOCK, chain
+from mac_decoder.reuse.radix import Match, Radix, match_of_few
+from protocol.blocks import BLOCK, as_tokens, chain
 from protocol.errors import IntegrityError, LocalProtocolError
 from tests.mac_decoder.reuse.made import OTHER_SPACE, SPACE
 
@@ -20,7 +20,8 @@ runs = st.tuples(st.integers(0, 2), st.sampled_from((1, 2, 100, 254, 255, 256, 2
 prompts = st.lists(runs, min_size=1, max_size=5).map(
     lambda parts: tuple(token for token, count in parts for _ in range(count))
 )
-spaces = st.sampled_from((SPACE, OTHER_SPACE))
+SPACES = (SPACE, OTHER_SPACE)
+spaces = st.sampled_from(SPACES)
 
 
 def common(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
@@ -68,9 +69,11 @@ def test_a_match_is_what_comparing_everything_says(
     held = {cut: key for key, cut in enumerate(cuts)}
     for (where, tokens), key in held.items():
         radix.insert(where, key, tokens)
-    check_match(radix.match(space, prompt), held, space, prompt)
-    for where, tokens in cuts:
+    few = {s: [(k, as_tokens(t)) for (where, t), k in held.items() if where == s] for s in SPACES}
+    for where, tokens in [(space, prompt), *cuts]:
         check_match(radix.match(where, tokens), held, where, tokens)
+        found = match_of_few(few[where], as_tokens(tokens), chain(where, tokens))
+        check_match(found, held, where, tokens)
 
 
 class AgainstDictionary(RuleBasedStateMachine):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from mac_decoder.store.ledger import BlockFile, Cut, Ledger, Node, Victims
+from protocol.blocks import cut_digest
 
 SPACE = bytes(32)
 paths = st.lists(st.lists(st.sampled_from("abc"), max_size=5), min_size=1, max_size=8)
@@ -84,6 +88,42 @@ def test_shared_and_nearest(paths: list[list[str]]) -> None:
         assert found in below
         assert found
         assert len(list(found.nodes())) == min(len(list(cut.nodes())) for cut in below)
+
+
+def test_many_long_branches_are_not_all_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    cuts = [add(ledger, ["s", *[f"{branch:02}"] * 40], branch) for branch in range(30)]
+    looked: list[bytes] = []
+    ending_at = ledger.ending_at
+    monkeypatch.setattr(
+        ledger, "ending_at", lambda space, block: looked.append(block) or ending_at(space, block)
+    )
+    assert ledger.nearest(SPACE, digest("s")) in cuts
+    assert len(looked) > 30 * 39
+    looked.clear()
+    monkeypatch.setattr("mac_decoder.store.ledger.MOST_VISITED", 100)
+    assert ledger.nearest(SPACE, digest("s")) in cuts
+    assert len(looked) <= 100 + 40
+
+
+def test_conversations_of_one_length_cost_one_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    made: list[int] = []
+
+    def counted(space: bytes, parent: bytes, tail: ArrayLike, position: int) -> bytes:
+        made.append(position)
+        return cut_digest(space, parent, tail, position)
+
+    tails = np.arange(100, dtype=np.uint32) + 256 * np.arange(50, dtype=np.uint32)[:, None]
+    for tail in tails:
+        name = cut_digest(SPACE, b"", tail, len(tail))
+        ledger.add_cut(Cut(name, name, SPACE, None, len(tail), 1, "turn"), None)
+    monkeypatch.setattr("mac_decoder.store.ledger.cut_digest", counted)
+    prompt = np.concatenate([tails[7], tails[8]])
+    found = ledger.prefixes(SPACE, [], prompt)
+    assert [cut.name for cut in found] == [cut_digest(SPACE, b"", tails[7], 100)]
+    assert made == [100]
+    assert ledger.prefixes(SPACE, [], tails[7][:99]) == []
 
 
 def test_parents_pass_their_children_on() -> None:
