@@ -9,53 +9,33 @@ down is tried; a handoff that fails a request of lane ``remote`` ends it with th
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from threading import Event
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from mlx_lm.models.cache import make_prompt_cache
 
 from mac_decoder.engine.admission import next_prefill
 from mac_decoder.engine.cuts import segments
 from mac_decoder.engine.events import Progress
+from mac_decoder.engine.handoffs import PROGRESS_INTERVAL_S, Emit, Fetched, Handoffs
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
-from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
-from mac_decoder.engine.remote import Fetch, RemoteLane
+from mac_decoder.engine.rates import Average
 from mac_decoder.engine.request import Due, Request, Stage
+from mac_decoder.engine.restores import Ended, Restores
 from mac_decoder.engine.sequences import Sequences
-from mac_decoder.handoff.link import Handoff, Link
-from mac_decoder.keeper import Looked, Restored
-from mac_decoder.kv.install import build, canonical
-from mac_decoder.kv.shadow import Shadow
-from mac_decoder.reporting import traced
+from mac_decoder.handoff.link import Link
+from mac_decoder.keeper import Looked
 from mac_decoder.reuse import facts, ladder
-from mac_decoder.reuse.facts import ContinueLive, Facts, FetchedTier, Plan, Restore
-from protocol.errors import (
-    BatonError,
-    Cancelled,
-    IntegrityError,
-    LocalProtocolError,
-    RequestError,
-    TransferError,
-)
-from protocol.layout import payload_bytes
+from mac_decoder.reuse.facts import ContinueLive, Facts, Restore
+from protocol.errors import BatonError
 
 log = logging.getLogger(__name__)
-
-PROGRESS_INTERVAL_S = 0.1
-"""Shortest time between two Progress events of one request."""
-
-SILENCE: Final = frozenset({"peer_silent", "connect_timeout", "producer_unreachable"})
-"""Failures that the next handoff would wait for just as long."""
-
-Emit = Callable[[int, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -67,31 +47,12 @@ class _Computing:
 
 
 @dataclass(frozen=True)
-class _Fetching:
-    """The handoff that is under way."""
-
-    request: Request
-    fetch: Fetch
-    shadow: Shadow
-
-
-@dataclass(frozen=True)
-class _Restoring:
-    """A restore that is under way; ``withdrawn`` may be set from any thread."""
-
-    request: Request
-    action: Restore
-    shadow: Shadow
-    withdrawn: Event = field(default_factory=Event)
-
-
-@dataclass(frozen=True)
 class Answers:
     """What other threads call with an outcome, which then comes back to this one."""
 
     looked: Callable[[int, Future[Looked]], None]
-    restored: Callable[[int, Future[Restored | None]], None]
-    fetched: Callable[[int, Future[Handoff]], None]
+    restored: Ended
+    fetched: Fetched
     progress: Emit
 
 
@@ -113,29 +74,32 @@ class Filling:
         """``answers`` are called in other threads, ``ready`` and ``failed`` here."""
         self._loaded = loaded
         self._step = step
-        self._fixed_threshold = fixed_threshold
-        self._link = link
         self._sequences = sequences
-        self._answers = answers
-        self._lane = (
-            None if link is None else RemoteLane(link, self._remote_progress, answers.fetched)
-        )
+        self._looked = answers.looked
         self._progress = answers.progress
         self._installed = ready
         self._failed = failed
+        self.restores = Restores(
+            loaded,
+            sequences,
+            answers.restored,
+            ready=lambda request, caches: self._begin_prefill(request, "compute", caches),
+            failed=lambda request: self._go_on(request, "lookup"),
+        )
+        self.handoffs = Handoffs(
+            loaded,
+            fixed_threshold,
+            link,
+            answers.fetched,
+            answers.progress,
+            ready=self._ready,
+            failed=self._do_without,
+        )
         self._looking: dict[int, Request] = {}
-        self._restoring: dict[int, _Restoring] = {}
-        self._for_lane: deque[Request] = deque()
-        self._fetching: _Fetching | None = None
         self._prefills: list[_Computing] = []
         self._local = Average()
-        self._overhead = Average()
-        self._probing = Probing()
         self._turn = 0
-        # Of a prompt long enough that window rows and states hardly count.
-        self._bytes_per_token = payload_bytes(loaded.layout, 0, 1 << 14) / (1 << 14)
         self.fallbacks: Counter[str] = Counter()
-        self.handoffs = 0
 
     # -- what the worker asks
 
@@ -150,42 +114,16 @@ class Filling:
         count until they have ended.
         """
         held = [computing.request for computing in self._prefills]
-        held += [restoring.request for restoring in self._restoring.values()]
-        held += self._looking.values()
-        held += self._for_lane
-        if self._fetching is not None:
-            held.append(self._fetching.request)
+        held += [*self._looking.values(), *self.restores.held(), *self.handoffs.held()]
         return sum(request.nbytes for request in held)
-
-    @property
-    def speeds(self) -> Speeds:
-        """The measured rates of both lanes."""
-        measured = None if self._link is None else self._link.rates
-        overhead = self._overhead
-        return Speeds(
-            local=self._local.per_second,
-            producer=measured.compute_tokens_per_s if measured else 0.0,
-            link=measured.wire_bytes_per_s if measured else 0.0,
-            overhead_s=overhead.seconds / overhead.amount if overhead.amount else 0.0,
-        )
 
     def status(self) -> dict[str, Any]:
         """Counts and rates in plain types."""
-        speeds = self.speeds
         return {
             "prefilling": len(self._prefills),
-            "restoring": len(self._restoring),
-            "waiting_for_producer": len(self._for_lane),
-            "fetching": self._fetching is not None,
-            "handoffs": self.handoffs,
+            "restoring": len(self.restores.held()),
             "fallbacks": dict(self.fallbacks),
-            "rates": {
-                "local_tokens_per_s": round(speeds.local, 1),
-                "producer_tokens_per_s": round(speeds.producer, 1),
-                "link_bytes_per_s": round(speeds.link),
-                "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
-            },
-            "remote_threshold": self._fixed_threshold or threshold(self._bytes_per_token, speeds),
+            **self.handoffs.status(self._local.per_second),
         }
 
     # -- the way in and out
@@ -195,50 +133,52 @@ class Filling:
         generation = request.generation
         keeper = self._sequences.keeper if generation.reuse and request.end else None
         if keeper is None:
-            self._go_on(request)
+            self._go_on(request, "queue")
             return
         request.enter(Stage.LOOKUP, time.perf_counter(), "queue")
         self._looking[request.key] = request
         looking = keeper.look(generation.tokens, generation.salt)
-        looking.add_done_callback(lambda outcome: self._answers.looked(request.key, outcome))
+        looking.add_done_callback(lambda outcome: self._looked(request.key, outcome))
 
     def take_looked(self, key: int, outcome: Future[Looked], *, wanted: bool) -> None:
         """The tiers have said what they hold."""
         request = self._looking.pop(key)
         if wanted:
             request.reuse.looked = outcome.result()
-            request.add_phase("lookup", (time.perf_counter() - request.stage_began) * 1e3)
-            request.stage_began = time.perf_counter()
-            self._go_on(request)
+            self._go_on(request, "lookup")
 
-    def _go_on(self, request: Request) -> None:
-        """Plan with what is known by now, and begin."""
+    def _go_on(self, request: Request, phase: str, remote: facts.Remote | None = None) -> None:
+        """Plan with what is known by now, and begin; the time since the last stage is ``phase``.
+
+        ``remote`` stands for the producer where this request knows more of it than the link.
+        """
         now = time.perf_counter()
-        known = self._facts(request, now)
-        plan = ladder.plan(known)
+        plan = ladder.plan(self._facts(request, remote or self._remote(now)))
         request.reuse.plan = plan
-        request.reasons = [*request.reuse.failures, *plan.reasons]
-        request.fallback = plan.fallback
-        self._probing = self._probed(plan, request.end, now)
+        # A plan that failed says why it was made; the last reason is that of what is done.
+        before = [reason for reason in request.reasons if reason not in plan.reasons]
+        request.reasons = [*before, *plan.reasons]
+        request.fallback = request.fallback or plan.fallback
+        self.handoffs.planned(plan, request.end, now)
         if plan.refused:
-            self._failed(request, self._unavailable(plan.reasons[-1]))
+            self._failed(request, self.handoffs.unavailable(plan.reasons[-1]))
             return
         self.fallbacks.update(plan.reasons[-1:] if plan.fallback else ())
-        phase = "queue" if request.stage is Stage.WAITING else "lookup"
         match plan.action:
             case ContinueLive(key=key, position=position):
                 caches = self._sequences.continued(request, key, position)
                 self._begin_prefill(request, phase, caches)
             case Restore() as action:
-                self._begin_restore(request, action, phase)
+                self.restores.start(request, action, phase)
             case facts.Local():
                 self._begin_prefill(request, phase)
             case _:
-                request.enter(Stage.REMOTE, now, phase)
-                self._for_lane.append(request)
-                self._next_handoff()
+                self.handoffs.start(request, phase)
 
-    def _facts(self, request: Request, now: float) -> Facts:
+    def _remote(self, now: float) -> facts.Remote | None:
+        return self.handoffs.facts(self._local.per_second, now)
+
+    def _facts(self, request: Request, remote: facts.Remote | None) -> Facts:
         looked = request.reuse.looked
         return Facts(
             tokens=len(request.generation.tokens),
@@ -247,96 +187,21 @@ class Filling:
             live=self._sequences.live.offers(looked.space, looked.tokens) if looked.space else (),
             resident=looked.resident,
             durable=looked.durable,
-            remote=self._remote(now),
+            remote=remote,
             reuse=bool(looked.space),
         )
 
     def withdraw(self, request: Request) -> None:
-        """Let go of a request that is in here; a handoff under way is told to stop."""
+        """Let go of a request that is in here; what is under way for it is told to stop."""
         self._prefills = [entry for entry in self._prefills if entry.request is not request]
-        if request in self._for_lane:
-            self._for_lane.remove(request)
-        if self._fetching is not None and self._fetching.request is request:
-            self._fetching.fetch.withdrawn.set()
-        if request.key in self._restoring:
-            self._restoring[request.key].withdrawn.set()
+        self.handoffs.withdraw(request)
+        self.restores.withdraw(request)
 
     def close(self) -> None:
         """Withdraw everything and end the handoff thread."""
-        for restoring in self._restoring.values():
-            restoring.withdrawn.set()
-        self._for_lane.clear()
         self._prefills.clear()
-        if self._lane is not None:
-            self._lane.close()
-
-    # -- restores
-
-    def _begin_restore(self, request: Request, action: Restore, phase: str) -> None:
-        keeper = self._sequences.keeper
-        if keeper is None:
-            raise LocalProtocolError("nothing is kept here", reason="cut_unknown")
-        request.enter(Stage.RESTORE, time.perf_counter(), phase)
-        shadow = Shadow(self._loaded.layout, 0, action.position)
-        restoring = _Restoring(request, action, shadow)
-        self._restoring[request.key] = restoring
-        outcome = keeper.restore(action, shadow.place_piece, restoring.withdrawn.is_set)
-        outcome.add_done_callback(lambda done: self._answers.restored(request.key, done))
-
-    def take_restored(self, key: int, outcome: Future[Restored | None], *, wanted: bool) -> None:
-        """A restore has ended: go on from it, or go one rung down.
-
-        Raises ``EngineFault`` where mlx fails: that says nothing about the cut, which is kept.
-        """
-        restoring = self._restoring.pop(key)
-        raised = outcome.exception()
-        restored = outcome.result() if raised is None else None
-        if not wanted:
-            if restored is not None and restored.pinned is not None:
-                restored.pinned.release()
-            return
-        if raised is not None and not isinstance(raised, (IntegrityError, Cancelled)):
-            raise raised
-        if restored is None:
-            reason = raised.reason if isinstance(raised, BatonError) else "cut_gone"
-            self._go_down(restoring, reason)
-            return
-        request, position = restoring.request, restoring.action.position
-        placed = time.perf_counter()
-        caches = build(self._loaded.model, self._loaded.layout, restoring.shadow)
-        canonical(caches)
-        now = time.perf_counter()
-        reuse = request.reuse
-        reuse.restore_s, reuse.swap_s = now - request.stage_began, now - placed
-        for name, seconds in (
-            ("read", restored.read_s),
-            ("verify", restored.verify_s),
-            ("place", restored.place_s),
-            ("swap", reuse.swap_s),
-        ):
-            request.add_phase(name, seconds * 1e3)
-        request.stage_began = now
-        request.source = restoring.action.tier
-        self._sequences.restored(request, restored, restoring.action)
-        if restoring.action.tier == "durable":
-            # Views of the shadow's memory, copied elsewhere while this goes on.
-            self._sequences.keep(request, Due(caches, position, "turn", publish=False))
-        self._begin_prefill(request, "compute", caches)
-
-    def _go_down(self, restoring: _Restoring, reason: str) -> None:
-        """The rung failed: plan again without it, with its reason on record."""
-        request, action = restoring.request, restoring.action
-        log.warning(
-            "request %s: a cut of the %s tier could not be restored (%s)",
-            request.generation.request_id,
-            action.tier,
-            reason,
-        )
-        request.reuse.failures.append(reason)
-        request.add_phase("failed_restore", (time.perf_counter() - request.stage_began) * 1e3)
-        request.stage_began = time.perf_counter()
-        request.reuse.looked = _without(request.reuse.looked, action.tier, action.key)
-        self._go_on(request)
+        self.restores.close()
+        self.handoffs.close()
 
     # -- local
 
@@ -392,150 +257,12 @@ class Filling:
         self._installed(request, caches)
         self._sequences.count(request.served(self._loaded.layout))
 
-    # -- remote
-
-    def _remote(self, now: float) -> facts.Remote | None:
-        if self._link is None:
-            return None
-        backlog = sum(request.end for request in self._for_lane)
-        if self._fetching is not None:
-            backlog += self._fetching.request.end
-        state = self._link.state
-        return facts.Remote(
-            ready=state.ready,
-            reason=state.reason or f"producer_{state.name}",
-            backlog_tokens=backlog,
-            fixed_threshold=self._fixed_threshold,
-            probe=self._probing.due(now),
-            speeds=self.speeds,
-        )
-
-    def _probed(self, plan: Plan, end: int, now: float) -> Probing:
-        why = set(plan.reasons)
-        if "producer_probe" in why:
-            return self._probing.probed(now)
-        if "above_threshold" in why:
-            return Probing()
-        if why & {"rates_favour_local", "below_threshold"} and end >= FIRST_GUESS:
-            return self._probing.refused(now)
-        return self._probing
-
-    def _unavailable(self, reason: str) -> BatonError:
-        """Why a request that insists on the producer cannot have it."""
-        if self._link is None:
-            return RequestError(
-                "this decoder has no producer", reason="no_producer", field="baton.lane"
-            )
-        error = self._link.error()
-        return error or TransferError("the producer is not connected", reason=reason)
-
-    def _next_handoff(self) -> None:
-        if self._lane is None or self._fetching is not None or not self._for_lane:
-            return
-        request = self._for_lane.popleft()
-        request.enter(Stage.REMOTE, time.perf_counter(), "queue")
-        shadow = Shadow(self._loaded.layout, 0, request.end)
-        generation = request.generation
-        fetch = Fetch(request.key, generation.request_id, generation.tokens)
-        self._fetching = _Fetching(request, fetch, shadow)
-        self._lane.start(fetch, shadow)
-
-    def take_fetched(self, outcome: Future[Handoff], *, wanted: bool) -> None:
-        """The handoff under way has ended: install it, or do without it.
-
-        ``wanted`` is false when its request was cancelled in the meantime.
-        """
-        if self._fetching is None:
-            raise LocalProtocolError("no handoff is under way", reason="handoff_unknown")
-        fetching, self._fetching = self._fetching, None
-        request = fetching.request
-        raised = outcome.exception()
-        if raised is None:
-            error = self._install(fetching, outcome.result(), wanted=wanted)
-        else:
-            error = _bare(raised, request.generation.request_id)
-        # The next handoff, or the prefill here, is to find this one's memory free.
-        del fetching
-        if error is not None and wanted:
-            self._do_without(request, error)
-        if error is not None:
-            self._decide_again(error)
-        self._next_handoff()
-
-    def _install(self, fetching: _Fetching, handoff: Handoff, *, wanted: bool) -> BatonError | None:
-        """Build the caches and hand them on; returns what refused them, if anything did."""
-        request, fetch = fetching.request, fetching.fetch
-        if not wanted:
-            handoff.discarded("cancelled")
-            return None
-        try:
-            caches = build(self._loaded.model, self._loaded.layout, fetching.shadow)
-            canonical(caches)
-        except BatonError as error:
-            handoff.discarded(error.reason)
-            return _bare(error, request.generation.request_id)
-        phases = handoff.phases_ms
-        now = time.perf_counter()
-        # Waiting for others' turns is no property of a handoff. Rows travel while the next are
-        # computed: the longer of the two scales with length.
-        scaled_ms = max(phases.get("compute", 0.0), phases.get("wire", 0.0))
-        fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
-        self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
-        request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
-        request.reuse.history = tuple(handoff.manifest.history)
-        self.handoffs += 1
-        handoff.committed()
-        self._ready(request, caches)
-        return None
-
-    def _decide_again(self, error: BatonError) -> None:
-        """Keep nothing waiting for a producer that, after ``error``, is known to be away."""
-        if self._link is None:
-            return
-        away = self._link.state.name in ("down", "refused", "off")
-        if not away and error.reason not in SILENCE:
-            return
-        waiting, self._for_lane = self._for_lane, deque()
-        for request in waiting:
-            known = self._link.error() if away else None
-            self._do_without(request, known or copy.copy(error), "queue")
-
-    def _do_without(
-        self, request: Request, error: BatonError, phase: str = "failed_handoff"
-    ) -> None:
-        """Prefill here, or fail where the request insists on the producer."""
+    def _do_without(self, request: Request, error: BatonError, phase: str) -> None:
+        """Go on without the producer, or fail where the request insists on it."""
         name, reason = request.generation.request_id, error.reason
         if request.generation.lane == "remote":
             log.warning("request %s: handoff failed (%s), and so does it", name, reason)
             self._failed(request, error)
             return
-        log.warning("request %s: handoff failed (%s), prefilling here", name, reason)
-        self.fallbacks[reason] += 1
-        request.fallback = True
-        request.reasons.append(reason)
-        self._begin_prefill(request, phase)
-
-    def _remote_progress(self, fetch: Fetch, processed: int, total: int) -> None:
-        """In the handoff thread, which alone touches ``fetch.reported_at``."""
-        now = time.perf_counter()
-        if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
-            fetch.reported_at = now
-            self._progress(fetch.key, Progress(processed, total, "remote"))
-
-
-def _without(looked: Looked, tier: FetchedTier, key: object) -> Looked:
-    """What is held, without a cut that failed this request."""
-    held = looked.resident if tier == "resident" else looked.durable
-    return looked if held is None else replace(looked, **{tier: facts.without(held, key)})
-
-
-def _bare(error: BaseException, name: str) -> BatonError:
-    """``error`` without the frames that it came through, which hold shadows and prompts.
-
-    A bug in the link is logged here, with its place, and becomes a ``TransferError``.
-    """
-    if not isinstance(error, BatonError):
-        log.error("handoff of %s broke: %s", name, traced(error))
-        return TransferError("the handoff broke; the log has the place", reason="handoff_broke")
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
+        log.warning("request %s: handoff failed (%s), going on without", name, reason)
+        self._go_on(request, phase, facts.Remote(ready=False, reason=reason))

@@ -258,9 +258,9 @@ class Worker:
             case LookedUp(key, outcome):
                 self._filling.take_looked(key, outcome, wanted=key in self._requests)
             case RestoreEnded(key, outcome):
-                self._filling.take_restored(key, outcome, wanted=key in self._requests)
+                self._filling.restores.take(key, outcome, wanted=key in self._requests)
             case Fetched(key, outcome):
-                self._filling.take_fetched(outcome, wanted=key in self._requests)
+                self._filling.handoffs.take(outcome, wanted=key in self._requests)
             case Ask(answer):
                 answer.set_result(None)
             case Stop():

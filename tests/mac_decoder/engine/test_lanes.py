@@ -252,7 +252,7 @@ def test_a_producer_that_recovers_is_noticed(
     prompts = [prompt(400, salt) for salt in range(4)]
     link = link_for(path, *prompts)
     link.rates = Rates(compute_tokens_per_s=1e-3, wire_bytes_per_s=1.0)
-    monkeypatch.setattr("mac_decoder.engine.fill.Probing", partial(Probing, None, 0.0))
+    monkeypatch.setattr("mac_decoder.engine.handoffs.Probing", partial(Probing, None, 0.0))
 
     async def main() -> None:
         async with running(path, EngineSettings(prefill_step=64), link) as engine:

@@ -19,17 +19,18 @@ from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.live import LiveSequence
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.handoff.link import Rates
 from mac_decoder.keeper import Keeper
 from mac_decoder.kv import shadow
 from mac_decoder.kv.install import extract
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.store import Store
 from protocol.checkpoint import read_checkpoint
-from protocol.errors import EngineFault
+from protocol.errors import EngineFault, TransferError
 from protocol.identity import Identity
 from protocol.layout import FullLayer, payload_bytes, regions
 from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told, until
-from tests.mac_decoder.engine.links import CopyingLink
+from tests.mac_decoder.engine.links import CopyingLink, refused
 from tests.mac_decoder.engine.replay import Replay
 from tests.tiny_models import WINDOW
 
@@ -380,6 +381,29 @@ def test_the_alibi(checkpoint: Checkpoint) -> None:
 
 
 # -- what goes wrong
+
+
+def test_a_handoff_that_fails_goes_on_from_what_is_held(checkpoint: Checkpoint) -> None:
+    """The producer would have been faster; without it the held part is not computed again."""
+    path = checkpoint("llama")
+    tokens = prompt(300, 1)
+    longer = (*tokens, *prompt(300, 2))
+
+    async def main() -> None:
+        link = refused(TransferError("cut", reason="connection_lost"), read_checkpoint(path).layout)
+        async with running(path, SETTINGS, link, keeper_for(path)) as engine:
+            await told(engine, ask(tokens, 2, lane="local"))
+            await settled(engine)
+            engine._worker._sequences.close()
+            link.rates = Rates(compute_tokens_per_s=1e9, wire_bytes_per_s=1e12)
+            report = (await told(engine, ask(longer, 2))).finished.report
+            assert (report.source, report.reused_tokens) == ("resident", 299)
+            assert report.fallback
+            assert "delta_not_available" in report.reasons
+            assert report.reasons[-1] == "connection_lost"
+            assert "failed_handoff" in report.phases
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", ["llama", "muse_glimmer", "qwen3_next"])

@@ -1,0 +1,275 @@
+"""Handoffs: which prompts wait for the producer, which one is under way, and its end.
+
+MLX thread only, but for the callbacks that the handoff thread calls. A request enters by
+:meth:`Handoffs.start` and leaves by ``ready`` with caches at N-1, or by ``failed`` with the
+error that refused it, whoever then does the work.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mac_decoder.engine.events import Progress
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
+from mac_decoder.engine.remote import Fetch, RemoteLane
+from mac_decoder.engine.request import Request, Stage
+from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.kv.install import build, canonical
+from mac_decoder.kv.shadow import Shadow
+from mac_decoder.reporting import traced
+from mac_decoder.reuse import facts
+from mac_decoder.reuse.facts import Plan
+from protocol.errors import (
+    BatonError,
+    EngineFault,
+    LocalProtocolError,
+    RequestError,
+    TransferError,
+)
+from protocol.layout import payload_bytes
+
+log = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.1
+"""Shortest time between two Progress events of one request."""
+
+SILENCE: Final = frozenset({"peer_silent", "connect_timeout", "producer_unreachable"})
+"""Failures that the next handoff would wait for just as long."""
+
+Emit = Callable[[int, Progress], None]
+Fetched = Callable[[int, Future[Handoff]], None]
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """The handoff that is under way."""
+
+    request: Request
+    fetch: Fetch
+    shadow: Shadow
+
+
+class Handoffs:
+    """The queue before the remote lane, and what its past says about the next."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        fixed_threshold: int | None,
+        link: Link | None,
+        fetched: Fetched,
+        progress: Emit,
+        *,
+        ready: Callable[[Request, list[Any]], None],
+        failed: Callable[[Request, BatonError, str], None],
+    ) -> None:
+        """``fetched`` and ``progress`` are called in the handoff thread, the others here.
+
+        ``failed`` is told under which phase the time since the request's stage began counts.
+        """
+        self._loaded = loaded
+        self._fixed_threshold = fixed_threshold
+        self._link = link
+        self._lane = None if link is None else RemoteLane(link, self._remote_progress, fetched)
+        self._progress = progress
+        self._ready = ready
+        self._failed = failed
+        self._waiting: deque[Request] = deque()
+        self._fetching: _Fetching | None = None
+        self._overhead = Average()
+        self._probing = Probing()
+        # Of a prompt long enough that window rows and states hardly count.
+        self._bytes_per_token = payload_bytes(loaded.layout, 0, 1 << 14) / (1 << 14)
+        self._done = 0
+
+    # -- what is known of the producer
+
+    def held(self) -> list[Request]:
+        """The requests in here, one that was withdrawn in mid-handoff included."""
+        fetching = [] if self._fetching is None else [self._fetching.request]
+        return [*self._waiting, *fetching]
+
+    def speeds(self, local: float) -> Speeds:
+        """The measured rates of both lanes; ``local`` is this machine's, in tokens per second."""
+        measured = None if self._link is None else self._link.rates
+        overhead = self._overhead
+        return Speeds(
+            local=local,
+            producer=measured.compute_tokens_per_s if measured else 0.0,
+            link=measured.wire_bytes_per_s if measured else 0.0,
+            overhead_s=overhead.seconds / overhead.amount if overhead.amount else 0.0,
+        )
+
+    def facts(self, local: float, now: float) -> facts.Remote | None:
+        """The producer, for the ladder; ``None`` without one."""
+        if self._link is None:
+            return None
+        state = self._link.state
+        return facts.Remote(
+            ready=state.ready,
+            reason=state.reason or f"producer_{state.name}",
+            backlog_tokens=sum(request.end for request in self.held()),
+            fixed_threshold=self._fixed_threshold,
+            probe=self._probing.due(now),
+            speeds=self.speeds(local),
+        )
+
+    def planned(self, plan: Plan, end: int, now: float) -> None:
+        """Note what the rates decided: a producer that they refuse is doubted later on."""
+        why = set(plan.reasons)
+        if "producer_probe" in why:
+            self._probing = self._probing.probed(now)
+        elif "above_threshold" in why:
+            self._probing = Probing()
+        elif why & {"rates_favour_local", "below_threshold"} and end >= FIRST_GUESS:
+            self._probing = self._probing.refused(now)
+
+    def unavailable(self, reason: str) -> BatonError:
+        """Why a request that insists on the producer cannot have it."""
+        if self._link is None:
+            return RequestError(
+                "this decoder has no producer", reason="no_producer", field="baton.lane"
+            )
+        error = self._link.error()
+        return error or TransferError("the producer is not connected", reason=reason)
+
+    def status(self, local: float) -> dict[str, Any]:
+        """Counts and rates in plain types."""
+        speeds = self.speeds(local)
+        return {
+            "waiting_for_producer": len(self._waiting),
+            "fetching": self._fetching is not None,
+            "handoffs": self._done,
+            "rates": {
+                "local_tokens_per_s": round(speeds.local, 1),
+                "producer_tokens_per_s": round(speeds.producer, 1),
+                "link_bytes_per_s": round(speeds.link),
+                "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
+            },
+            "remote_threshold": self._fixed_threshold or threshold(self._bytes_per_token, speeds),
+        }
+
+    # -- the way through
+
+    def start(self, request: Request, phase: str) -> None:
+        """Queue a request for the producer; the time since its last stage counts as ``phase``."""
+        request.enter(Stage.REMOTE, time.perf_counter(), phase)
+        self._waiting.append(request)
+        self._next()
+
+    def withdraw(self, request: Request) -> None:
+        """Let go of a request; a handoff under way is told to stop."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if self._fetching is not None and self._fetching.request is request:
+            self._fetching.fetch.withdrawn.set()
+
+    def close(self) -> None:
+        """Withdraw everything and end the handoff thread."""
+        self._waiting.clear()
+        if self._lane is not None:
+            self._lane.close()
+
+    def _next(self) -> None:
+        if self._lane is None or self._fetching is not None or not self._waiting:
+            return
+        request = self._waiting.popleft()
+        request.enter(Stage.REMOTE, time.perf_counter(), "queue")
+        shadow = Shadow(self._loaded.layout, 0, request.end)
+        generation = request.generation
+        fetch = Fetch(request.key, generation.request_id, generation.tokens)
+        self._fetching = _Fetching(request, fetch, shadow)
+        self._lane.start(fetch, shadow)
+
+    def take(self, outcome: Future[Handoff], *, wanted: bool) -> None:
+        """The handoff under way has ended: install it, or do without it.
+
+        ``wanted`` is false when its request was cancelled in the meantime.
+        """
+        if self._fetching is None:
+            raise LocalProtocolError("no handoff is under way", reason="handoff_unknown")
+        fetching, self._fetching = self._fetching, None
+        request = fetching.request
+        raised = outcome.exception()
+        if raised is None:
+            error = self._install(fetching, outcome.result(), wanted=wanted)
+        else:
+            error = _bare(raised, request.generation.request_id)
+        # The next handoff, or the prefill here, is to find this one's memory free.
+        del fetching
+        if error is not None and wanted:
+            self._failed(request, error, "failed_handoff")
+        if error is not None:
+            self._decide_again(error)
+        self._next()
+
+    def _install(self, fetching: _Fetching, handoff: Handoff, *, wanted: bool) -> BatonError | None:
+        """Build the caches and hand them on; returns what refused them, if anything did.
+
+        Raises ``EngineFault`` where mlx fails: that is nobody's fault but this machine's.
+        """
+        request, fetch = fetching.request, fetching.fetch
+        if not wanted:
+            handoff.discarded("cancelled")
+            return None
+        try:
+            caches = build(self._loaded.model, self._loaded.layout, fetching.shadow)
+            canonical(caches)
+        except EngineFault as error:
+            handoff.discarded(error.reason)
+            raise
+        except BatonError as error:
+            handoff.discarded(error.reason)
+            return _bare(error, request.generation.request_id)
+        phases = handoff.phases_ms
+        now = time.perf_counter()
+        # Waiting for others' turns is no property of a handoff. Rows travel while the next are
+        # computed: the longer of the two scales with length.
+        scaled_ms = max(phases.get("compute", 0.0), phases.get("wire", 0.0))
+        fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
+        self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
+        request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
+        request.reuse.history = tuple(handoff.manifest.history)
+        self._done += 1
+        handoff.committed()
+        self._ready(request, caches)
+        return None
+
+    def _decide_again(self, error: BatonError) -> None:
+        """Keep nothing waiting for a producer that, after ``error``, is known to be away."""
+        if self._link is None:
+            return
+        away = self._link.state.name in ("down", "refused", "off")
+        if not away and error.reason not in SILENCE:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        for request in waiting:
+            known = self._link.error() if away else None
+            self._failed(request, known or copy.copy(error), "queue")
+
+    def _remote_progress(self, fetch: Fetch, processed: int, total: int) -> None:
+        """In the handoff thread, which alone touches ``fetch.reported_at``."""
+        now = time.perf_counter()
+        if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
+            fetch.reported_at = now
+            self._progress(fetch.key, Progress(processed, total, "remote"))
+
+
+def _bare(error: BaseException, name: str) -> BatonError:
+    """``error`` without the frames that it came through, which hold shadows and prompts.
+
+    A bug in the link is logged here, with its place, and becomes a ``TransferError``.
+    """
+    if not isinstance(error, BatonError):
+        log.error("handoff of %s broke: %s", name, traced(error))
+        return TransferError("the handoff broke; the log has the place", reason="handoff_broke")
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

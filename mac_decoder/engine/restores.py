@@ -1,0 +1,151 @@
+"""Restores: a held cut becomes the caches of a request, or the request goes one rung down.
+
+MLX thread only, but for ``ended``. Bytes are copied or read by the keeper, into a shadow; this
+thread only makes the shadow and, once all of it is there, the caches. What can refuse a cut
+refuses it before: mlx failing here is the machine's fault, and the cut is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import Any
+
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.request import Due, Request, Stage
+from mac_decoder.engine.sequences import Sequences
+from mac_decoder.keeper import Looked, Restored
+from mac_decoder.kv.install import build, canonical
+from mac_decoder.kv.shadow import Shadow
+from mac_decoder.reuse import facts
+from mac_decoder.reuse.facts import FetchedTier, Restore
+from protocol.errors import BatonError, Cancelled, IntegrityError, LocalProtocolError
+
+log = logging.getLogger(__name__)
+
+Ended = Callable[[int, Future[Restored | None]], None]
+
+
+@dataclass(frozen=True)
+class _Restoring:
+    """A restore that is under way; ``withdrawn`` may be set from any thread."""
+
+    request: Request
+    action: Restore
+    shadow: Shadow
+    withdrawn: Event = field(default_factory=Event)
+
+
+class Restores:
+    """Restores that are under way."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        sequences: Sequences,
+        ended: Ended,
+        *,
+        ready: Callable[[Request, list[Any]], None],
+        failed: Callable[[Request], None],
+    ) -> None:
+        """``ended`` is called in another thread. ``ready`` gets caches at ``reuse.start``;
+        ``failed`` a request that is to be planned anew, without the cut that failed it.
+        """
+        self._loaded = loaded
+        self._sequences = sequences
+        self._ended = ended
+        self._ready = ready
+        self._failed = failed
+        self._running: dict[int, _Restoring] = {}
+
+    def held(self) -> list[Request]:
+        """The requests in here, those that were withdrawn included until their copies end."""
+        return [restoring.request for restoring in self._running.values()]
+
+    def withdraw(self, request: Request) -> None:
+        """Let go of a request; what copies for it is told to stop."""
+        if request.key in self._running:
+            self._running[request.key].withdrawn.set()
+
+    def close(self) -> None:
+        """Tell everything to stop."""
+        for restoring in self._running.values():
+            restoring.withdrawn.set()
+
+    def start(self, request: Request, action: Restore, phase: str) -> None:
+        """Begin to place what ``action`` names; the time since the last stage is ``phase``."""
+        keeper = self._sequences.keeper
+        if keeper is None:
+            raise LocalProtocolError("nothing is kept here", reason="cut_unknown")
+        request.enter(Stage.RESTORE, time.perf_counter(), phase)
+        shadow = Shadow(self._loaded.layout, 0, action.position)
+        restoring = _Restoring(request, action, shadow)
+        self._running[request.key] = restoring
+        outcome = keeper.restore(action, shadow.place_piece, restoring.withdrawn.is_set)
+        outcome.add_done_callback(lambda done: self._ended(request.key, done))
+
+    def take(self, key: int, outcome: Future[Restored | None], *, wanted: bool) -> None:
+        """A restore has ended: go on from it, or go one rung down.
+
+        Raises ``EngineFault`` where mlx fails: that says nothing about the cut, which is kept.
+        """
+        restoring = self._running.pop(key)
+        raised = outcome.exception()
+        restored = outcome.result() if raised is None else None
+        if not wanted:
+            if restored is not None and restored.pinned is not None:
+                restored.pinned.release()
+            return
+        if raised is not None and not isinstance(raised, (IntegrityError, Cancelled)):
+            raise raised
+        if restored is None:
+            reason = raised.reason if isinstance(raised, BatonError) else "cut_gone"
+            self._go_down(restoring, reason)
+            return
+        request, position = restoring.request, restoring.action.position
+        placed = time.perf_counter()
+        caches = build(self._loaded.model, self._loaded.layout, restoring.shadow)
+        canonical(caches)
+        now = time.perf_counter()
+        reuse = request.reuse
+        reuse.restore_s, reuse.swap_s = now - request.stage_began, now - placed
+        for name, seconds in (
+            ("read", restored.read_s),
+            ("verify", restored.verify_s),
+            ("place", restored.place_s),
+            ("swap", reuse.swap_s),
+        ):
+            request.add_phase(name, seconds * 1e3)
+        request.stage_began = now
+        request.source = restoring.action.tier
+        self._sequences.restored(request, restored, restoring.action)
+        if restoring.action.tier == "durable":
+            # Views of the shadow's memory, copied elsewhere while this goes on.
+            self._sequences.keep(request, Due(caches, position, "turn", publish=False))
+        self._ready(request, caches)
+
+    def _go_down(self, restoring: _Restoring, reason: str) -> None:
+        """The rung failed: plan again without it, with its reason on record."""
+        request, action = restoring.request, restoring.action
+        log.warning(
+            "request %s: a cut of the %s tier could not be restored (%s)",
+            request.generation.request_id,
+            action.tier,
+            reason,
+        )
+        request.reuse.failures.append(reason)
+        request.reasons.append(reason)
+        request.add_phase("failed_restore", (time.perf_counter() - request.stage_began) * 1e3)
+        request.stage_began = time.perf_counter()
+        request.reuse.looked = _without(request.reuse.looked, action.tier, action.key)
+        self._failed(request)
+
+
+def _without(looked: Looked, tier: FetchedTier, key: object) -> Looked:
+    """What is held, without a cut that failed this request."""
+    held = looked.resident if tier == "resident" else looked.durable
+    return looked if held is None else replace(looked, **{tier: facts.without(held, key)})
