@@ -8,9 +8,9 @@ safetensors, tokenizer.json, chat template); quantised ones are in MLX's format.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -120,7 +120,7 @@ def quantise(source: Path, to: Path, bits: int) -> None:
     config = read_config(source)
     model, _ = load_network(checkpoint, lazy=True)
     checkpoint.architecture.refuse_tensors(checkpoint.config, stored_shapes(model))
-    with contextlib.redirect_stdout(sys.stderr):  # mlx_lm prints; stdout may be JSON
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx_lm prints what nobody asked for
         model, config = quantize_model(model, config, GROUP_SIZE, bits)
     save_model(to, model, donate_model=True)
     save_config(config, to / "config.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -10,11 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from app.demo_model import cache_root
 from app.terminal import err, human_bytes, out, print_json, step
 from protocol.architectures import resolve
+from protocol.checkpoint import read_config
 from protocol.errors import ConfigError
 from protocol.halves import require
 
@@ -41,6 +42,8 @@ def import_model(
 ) -> None:
     """Make a checkpoint for both machines from a GGUF file or a transformers checkpoint."""
     require("both")
+    # The libraries' own bars would come between ours; tqdm asks when it is first imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     _check_arguments(source, to, quantize, dtype)
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".importing-", dir=to.parent) as scratch:
@@ -87,22 +90,33 @@ def describe(model: Path) -> dict[str, Any]:
     """What a checkpoint is, from its config and file sizes: no weights are read.
 
     Keys ``path``, ``model_type``, ``quantisation`` (bits or ``None``), ``bytes``, ``refused``
-    (the reason code when it cannot be carried over, else ``None``) and ``detail``.
+    (the reason code when it cannot be carried over, else ``None``) and ``detail``. A
+    configuration that cannot be read is one that is refused, never an error.
     """
-    config = json.loads((model / "config.json").read_text())
-    refused = detail = None
-    try:
-        resolve(config)
-    except ConfigError as error:
-        refused, detail = error.reason, error.message
-    return {
+    described: dict[str, Any] = {
         "path": str(model),
-        "model_type": config.get("model_type"),
-        "quantisation": config.get("quantization", {}).get("bits"),
+        "model_type": None,
+        "quantisation": None,
         "bytes": sum(file.stat().st_size for file in model.glob("*.safetensors")),
-        "refused": refused,
-        "detail": detail,
+        "refused": None,
+        "detail": None,
     }
+    try:
+        config = read_config(model)
+        described["model_type"] = config.get("model_type")
+        quantisation = config.get("quantization")
+        described["quantisation"] = quantisation and quantisation["bits"]
+        resolve(config).layout(config, "bfloat16")
+    except ConfigError as error:
+        described |= {"refused": error.reason, "detail": error.message}
+    except OSError as error:
+        detail = f"config.json cannot be opened: {error.strerror}"
+        described |= {"refused": "config_unreadable", "detail": detail}
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # The table takes fields as what they should be; here somebody may have edited them.
+        detail = f"config.json lacks a field, or has one of a wrong type ({error!r})"
+        described |= {"refused": "config_unreadable", "detail": detail}
+    return described
 
 
 def _check_arguments(source: Path, to: Path, quantize: int | None, dtype: str | None) -> None:
@@ -170,10 +184,10 @@ def _table(models: list[dict[str, Any]]) -> Table:
     for found in models:
         bits = found["quantisation"]
         table.add_row(
-            found["path"],
-            str(found["model_type"]),
+            escape(found["path"]),
+            escape(str(found["model_type"] or "?")),
             f"{bits} bit" if bits else "not quantised",
             human_bytes(found["bytes"]),
-            "yes" if found["refused"] is None else f"no: {found['detail']}",
+            "yes" if found["refused"] is None else escape(f"no: {found['detail']}"),
         )
     return table

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +151,56 @@ def test_the_list_says_what_carries_over(checkpoint, tmp_path: Path) -> None:
         ("jamba", "architecture_unsupported"),
         ("llama", None),
     ]
+
+
+MALFORMED = {
+    "empty": "",
+    "cut": '{"model_type": "llama", "num_hid',
+    "a list": "[1, 2]",
+    "no text": "\udcff",
+    "quantization is text": '{"model_type": "llama", "quantization": "int4"}',
+    "quantization lacks bits": '{"model_type": "llama", "quantization": {"group_size": 64}}',
+    "text_config is text": '{"model_type": "mistral3", "text_config": "small"}',
+    "layers are text": '{"model_type": "llama", "num_hidden_layers": "[many]"}',
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_config_is_listed_with_the_reason(
+    checkpoint, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+    good = str(checkpoint("llama"))
+    found = json.loads(invoke("model", "list", str(tmp_path), good, "--json"))
+    assert [one["refused"] is None for one in found] == [False, True]
+    assert found[0]["path"] == str(tmp_path / "broken")
+    assert found[0]["detail"]
+    assert "no:" in invoke("model", "list", str(tmp_path), good)
+
+
+def test_a_config_that_may_not_be_read_is_listed_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def forbidden(model: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("app.model.read_config", forbidden)
+    (found,) = json.loads(invoke("model", "list", str(tmp_path), "--json"))
+    assert found["refused"] == "config_unreadable"
+    assert "Permission denied" in found["detail"]
+
+
+def test_nothing_but_our_own_steps_is_shown(checkpoint, tmp_path: Path) -> None:
+    """In a process of its own, as the libraries decide at their import whether to show bars."""
+    command = [sys.executable, "-m", "app.cli", "model", "import", str(checkpoint("llama"))]
+    command += ["--to", str(tmp_path / "made"), "--quantize", "4", "--dtype", "bfloat16", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["quantisation"] == 4
+    assert all(line[:2] in ("… ", "✓ ") for line in done.stderr.splitlines()), done.stderr
 
 
 @pytest.mark.parametrize(
