@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -18,8 +17,9 @@ from rich.table import Table
 
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
+from app.document import read_document
 from app.loopback import Loopback, loopback
-from app.terminal import err, out, print_json
+from app.terminal import err, out, print_json, step
 from protocol.errors import TransferError
 from protocol.halves import require
 
@@ -77,8 +77,8 @@ def ttft(
 ) -> None:
     """Compare time to first token, remote and local, and over a link as slow as the compute."""
     require("both")
+    text = read_document(document)
     checkpoint = model if model is not None else ensure(cache_dir)
-    text = document.read_text() if document else (files("app") / "demo_document.txt").read_text()
     with loopback(checkpoint) as pair:
         _ask(pair, text, "warm-up", "remote")
         remote, local = [], []
@@ -104,7 +104,10 @@ def _ask(pair: Loopback, text: str, label: str, lane: str) -> Answer:
     """One short answer. The label comes first, so that nothing held elsewhere is shared."""
     content = f"({label})\n\n{text}\n\nSummarise this in one sentence."
     name, messages = served_model(pair.url), ({"role": "user", "content": content},)
-    return of_lane(ask(pair.url, Question(name, messages, 8, lane, reuse=False)), lane)
+    question = Question(name, messages, 8, lane, reuse=False)
+    comments = [""]
+    with step(f"{label}, lane {lane}", lambda: comments[-1]):
+        return of_lane(ask(pair.url, question, on_comment=comments.append), lane)
 
 
 def of_lane(answer: Answer, lane: str) -> Answer:

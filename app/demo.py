@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +19,9 @@ from rich.text import Text
 
 from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
+from app.document import read_document
 from app.loopback import Loopback, loopback
 from app.terminal import Words, err, human_bytes, out, print_json, progress
-from protocol.errors import ConfigError
 from protocol.halves import require
 
 QUESTION = "What are these tides at new moon and full moon called?"
@@ -69,7 +68,7 @@ def demo(
 ) -> None:
     """Ask a question about a document, with both machines' processes on this one."""
     require("both")
-    text = _read(document)
+    text = read_document(document)
     err.print("Baton: a producer (torch) and a decoder (MLX), both on this machine.")
     checkpoint = model if model is not None else ensure(cache_dir)
     messages = ({"role": "user", "content": f"{text}\n\n{question}"},)
@@ -111,25 +110,6 @@ def summary(remote: Answer, local: Answer | None) -> dict[str, Any]:
         found["local_tokens_per_s"] = round(local.tokens_per_s, 2)
         found["same_tokens"] = local.tokens == remote.tokens and local.text == remote.text
     return found
-
-
-def _read(document: Path | None) -> str:
-    if document is None:
-        return (files("app") / "demo_document.txt").read_text()
-    try:
-        text = document.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{document} cannot be read as text",
-            reason="document_unreadable",
-            field="document",
-            found=type(error).__name__,
-        ) from error
-    if not text.strip():
-        raise ConfigError(
-            f"{document} has no text", reason="document_empty", field="document", found=document
-        )
-    return text
 
 
 def _answer(url: str, question: Question, asked: str, quiet: bool) -> Answer:

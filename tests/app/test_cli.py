@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,56 @@ def test_a_decoder_that_is_not_there_is_status_1() -> None:
 def test_every_kind_of_failure_has_its_status(
     raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise raised
 
     monkeypatch.setattr(cli, "app", fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["plan", "--x"], "baton plan: error: No such option: --x (usage)"),
+        (["nonsense"], "baton: error: No such command 'nonsense' (usage)"),
+        (["plan", "--layout", "x"], "baton: error: there is no layout called 'x' (layout_unknown)"),
+        (["serve"], "baton serve: error: the following arguments are required: --model"),
+        (["produce"], "baton produce: error: Give either --model DIR or --synthetic LAYOUT"),
+    ],
+)
+def test_every_command_complains_in_the_same_layout(
+    arguments: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["baton", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (2, 78)
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if ": error: " in line]
+    assert len(told) == 1
+    assert told[0].startswith(complaint)
+
+
+def test_the_version_is_the_packages() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"baton {version('baton-llm')}\n")
+
+
+def test_no_command_is_answered_by_help_alone() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "Commands" in done.stdout
+    assert "error" not in done.stderr
+
+
+def test_both_sides_are_called_by_the_command_that_people_type() -> None:
+    for side in ("serve", "produce"):
+        assert run(side, "--help").stdout.startswith(f"usage: baton {side} ")
 
 
 def test_planning_imports_neither_framework() -> None:
