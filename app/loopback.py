@@ -18,6 +18,7 @@ from typing import Final
 from app.children import Child, start
 from app.status import fetch_status
 from app.terminal import err, step
+from protocol.checkpoint import read_layout, require_tokenizer
 from protocol.errors import TransferError
 
 LINK_TIMEOUT_S: Final = 60.0
@@ -47,7 +48,12 @@ def loopback(
     producer_arguments: tuple[str, ...] = (),
     decoder_arguments: tuple[str, ...] = (),
 ) -> Iterator[Loopback]:
-    """Start both processes on ``model``, wait until both are ready, and end both on exit."""
+    """Start both processes on ``model``, wait until both are ready, and end both on exit.
+
+    Raises ConfigError for a checkpoint that they would refuse, before either is started.
+    """
+    read_layout(model)
+    require_tokenizer(model)
     with ExitStack() as stack:
         state = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-demo-"))
         children: list[Child] = []
