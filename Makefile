@@ -67,6 +67,11 @@ bench: $(VENV)/dev.stamp
 	smollm2=$$($(BIN)/python -m tests.benchmarks.smollm2) && \
 	$(BIN)/python -m tests.benchmarks.engine_overhead --model $$smollm2/fp32 && \
 	$(BIN)/python -m tests.benchmarks.endpoint_overhead && \
+	$(BIN)/python -m tests.benchmarks.reuse_ttft --model $$smollm2/fp32 && \
+	$(BIN)/python -m tests.benchmarks.publish_cost --model $$smollm2/fp32 && \
+	$(BIN)/python -m tests.benchmarks.lookup && \
+	$(BIN)/python -m tests.benchmarks.durable_restore && \
+	$(BIN)/python -m tests.benchmarks.chat_disk && \
 	$(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS)) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
 
 clean:
