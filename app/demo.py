@@ -209,16 +209,16 @@ def _phase(answer: Answer, name: str) -> str:
 def _keep(pair: Loopback, name: str) -> None:
     """Keep both processes running until the user interrupts, or one of them ends."""
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
-    for line in (
-        f"OpenAI endpoint  {pair.url}/v1  (the base URL for any client)",
-        f"model            {name}",
-        f"producer         {pair.producer.url}",
-        "try it           "
-        f"curl {pair.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        "Ctrl-C ends both.",
-    ):
-        err.print(Text(line), soft_wrap=True)
+    address = f"{pair.url}/v1/chat/completions"
     try:
+        for line in (
+            f"OpenAI endpoint  {pair.url}/v1  (the base URL for any client)",
+            f"model            {name}",
+            f"producer         {pair.producer.url}",
+            f"try it           curl {address} -H 'content-type: application/json' -d '{body}'",
+            "Ctrl-C ends both.",
+        ):
+            err.print(Text(line), soft_wrap=True)
         while True:
             for child in (pair.producer, pair.decoder):
                 child.require_running()

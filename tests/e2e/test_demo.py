@@ -54,9 +54,9 @@ def test_the_demo_answers_the_same_remotely_and_locally(checkpoint, document: Pa
 
 
 def test_a_table_is_printed_and_ctrl_c_ends_everything(checkpoint, document: Path) -> None:
-    demo, children = serving(checkpoint("llama"), document)
+    demo, children, told = serving(checkpoint("llama"), document)
     os.kill(demo.pid, signal.SIGINT)
-    printed, told = demo.communicate(timeout=60)
+    printed, last = demo.communicate(timeout=60)
     assert demo.returncode == 0
     assert all_gone(children)
     for title in ("prompt tokens", "who prefilled", "remote", "bytes shipped", "tokens/s"):
@@ -64,7 +64,7 @@ def test_a_table_is_printed_and_ctrl_c_ends_everything(checkpoint, document: Pat
     assert "finish_reason length" in printed
     assert "the decoder computed the last prompt token itself" in printed
     assert "curl http://127.0.0.1:" in told
-    assert "stopping…" in told
+    assert "stopping…" in last
 
 
 def test_it_says_at_once_what_it_does_and_leaves_soon_while_it_loads(
@@ -87,14 +87,14 @@ def test_it_says_at_once_what_it_does_and_leaves_soon_while_it_loads(
 
 
 def test_children_end_even_when_the_demo_is_killed(checkpoint, document: Path) -> None:
-    demo, children = serving(checkpoint("llama"), document)
+    demo, children, _ = serving(checkpoint("llama"), document)
     os.kill(demo.pid, signal.SIGKILL)
     demo.communicate(timeout=60)
     assert all_gone(children)
 
 
-def serving(model: Path, document: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """A demo that has answered and keeps serving, and all its descendants."""
+def serving(model: Path, document: Path) -> tuple[subprocess.Popen[str], list[psutil.Process], str]:
+    """A demo that has answered and keeps serving, all its descendants, and what it told."""
     arguments = ["--model", str(model), "--document", str(document), "--max-tokens", "4"]
     demo = subprocess.Popen(
         [*DEMO, *arguments, "--serve"],
@@ -103,10 +103,14 @@ def serving(model: Path, document: Path) -> tuple[subprocess.Popen[str], list[ps
         text=True,
     )
     assert demo.stderr is not None
-    assert any("OpenAI endpoint" in line for line in demo.stderr)
+    told = ""
+    while "Ctrl-C ends both" not in told:
+        line = demo.stderr.readline()
+        assert line, told
+        told += line
     children = offspring(demo.pid)
     assert len(children) >= 4
-    return demo, children
+    return demo, children, told
 
 
 def test_a_document_that_is_no_text_is_a_sentence(checkpoint, tmp_path: Path) -> None:
