@@ -150,7 +150,10 @@ def _bytes(text: str) -> int:
     units = {"K": 10, "M": 20, "G": 30}
     shift = units.get(text[-1:].upper(), 0)
     number = text[:-1] if shift else text
-    return int(float(number) * (1 << shift))
+    try:
+        return int(float(number) * (1 << shift))
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give 800M, 80G, ...") from error
 
 
 def _invalid(message: str, field: str, hint: str | None = None) -> ConfigError:

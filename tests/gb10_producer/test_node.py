@@ -263,6 +263,15 @@ def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
     assert caught.value.reason == "config_invalid"
 
 
+@pytest.mark.parametrize("size", ["much", "8GB", "", "inf"])
+def test_what_is_no_size_is_told_in_words(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--synthetic", "muse-glimmer", "--key-fd", "9", "--memory-limit", size])
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("baton produce: error: argument --memory-limit: ")
+    assert "is no size" in told
+
+
 @pytest.mark.parametrize("name", ["producer.pairing", "decoder.pairing"])
 def test_a_pairing_is_written_whole_or_not_at_all(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("of another pairing")
