@@ -6,7 +6,8 @@ memory (its source is checked to be the resident tier, the whole prompt), and of
 (SmolLM2: ``python -m tests.benchmarks.smollm2`` prints where it is), on a tiny model, where
 nothing hides what Baton adds, 30 ms and 1 ms per 1,000 tokens more.
 
-``phases`` are the medians of Baton's own report, in milliseconds; ``outside`` is what the
+``phases`` are the medians of Baton's own report, in milliseconds; ``unbooked`` is what they
+leave of the engine's time, and ``outside`` what the
 client saw beyond the engine's time: HTTP, the template, the tokenizer, the first chunk's way.
 """
 
@@ -76,6 +77,9 @@ def compared(ours: Server, theirs: Server, text: str, rounds: int, pause_s: floa
         raise SystemExit("mlx_lm.server prefilled the prompt again")
     names = mine[0].baton["phases"]
     phases = {name: median(answer.baton["phases"][name] for answer in mine) for name in names}
+    phases["unbooked"] = median(
+        answer.baton["ttft_ms"] - sum(answer.baton["phases"].values()) for answer in mine
+    )
     phases["outside"] = median(answer.ttft_ms - answer.baton["ttft_ms"] for answer in mine)
     pairs = list(zip(mine, base, strict=True))
     return {
