@@ -47,6 +47,10 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+if step == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 control.send_line(channel, control.SERVING)
 assert channel.recv(100) == b"go\\n"
 server = HTTPServer(("", 0), Handler, bind_and_activate=False)
@@ -57,10 +61,6 @@ time.sleep(0.2)
 ready = True
 control.send_line(channel, control.READY)
 print("ready " + endpoint.url_of(listening), flush=True)
-if step == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-else:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 if not channel.recv(1):
     with open(os.path.join(state, "orphaned"), "w"):
         os._exit(0)
