@@ -15,7 +15,7 @@ from rich.table import Table
 from app.demo_model import cache_root
 from app.terminal import err, human_bytes, out, print_json, step
 from protocol.architectures import resolve
-from protocol.checkpoint import read_config
+from protocol.checkpoint import read_config, well_formed
 from protocol.errors import ConfigError
 from protocol.halves import require
 
@@ -104,17 +104,14 @@ def describe(model: Path) -> dict[str, Any]:
     try:
         config = read_config(model)
         described["model_type"] = config.get("model_type")
-        quantisation = config.get("quantization")
-        described["quantisation"] = quantisation and quantisation["bits"]
-        resolve(config).layout(config, "bfloat16")
+        with well_formed():
+            quantisation = config.get("quantization")
+            described["quantisation"] = quantisation and quantisation["bits"]
+            resolve(config).layout(config, "bfloat16")
     except ConfigError as error:
         described |= {"refused": error.reason, "detail": error.message}
     except OSError as error:
         detail = f"config.json cannot be opened: {error.strerror}"
-        described |= {"refused": "config_unreadable", "detail": detail}
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        # The table takes fields as what they should be; here somebody may have edited them.
-        detail = f"config.json lacks a field, or has one of a wrong type ({error!r})"
         described |= {"refused": "config_unreadable", "detail": detail}
     return described
 

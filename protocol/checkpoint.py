@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -97,8 +97,9 @@ def read_checkpoint(
     """
     found = _inspect(model_dir)
     require_tokenizer(model_dir)
-    layout = found.architecture.layout(found.config, found.dtype)
-    max_context = _max_context(found.config)
+    with well_formed():
+        layout = found.architecture.layout(found.config, found.dtype)
+        max_context = _max_context(found.config)
     tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
     tokenizer_files += sorted(model_dir.glob("*.tiktoken"))
     tokenizer_files = [path for path in tokenizer_files if path.is_file()]
@@ -132,7 +133,24 @@ def read_layout(model_dir: Path) -> Layout:
     Raises ``ConfigError`` as :func:`read_checkpoint` does, but for a missing tokenizer.
     """
     found = _inspect(model_dir)
-    return found.architecture.layout(found.config, found.dtype)
+    with well_formed():
+        return found.architecture.layout(found.config, found.dtype)
+
+
+@contextlib.contextmanager
+def well_formed() -> Iterator[None]:
+    """Turn what a field of the wrong type raises into ``ConfigError`` (``config_unreadable``).
+
+    The table takes fields as what they should be; somebody may have edited them.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"config.json lacks a field, or has one of a wrong type ({error!r})",
+            reason="config_unreadable",
+            field="config.json",
+        ) from error
 
 
 class _Inspected(NamedTuple):
@@ -149,12 +167,14 @@ class _Inspected(NamedTuple):
 def _inspect(model_dir: Path) -> _Inspected:
     raw = read_config(model_dir)
     config = _decode_floats(raw)
-    architecture = resolve(config)
-    quantisation = _quantisation(config)
+    with well_formed():
+        architecture = resolve(config)
+        quantisation = _quantisation(config)
     weight_files = _weight_files(model_dir)
     tensors = _all_headers(weight_files)
     dtype = _kv_dtype(tensors)
-    architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
+    with well_formed():
+        architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
     _refuse_broken_tokenizer(model_dir)
     return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
 

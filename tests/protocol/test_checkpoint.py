@@ -189,6 +189,29 @@ def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
     assert _reason(copied) == "config_unreadable"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", "two"),
+        ("num_attention_heads", 0),
+        ("hidden_size", None),
+        ("model_type", 7),
+    ],
+)
+def test_a_field_of_another_type_is_a_refusal(
+    checkpoint: Callable[..., Path], tmp_path: Path, field: str, value: object
+) -> None:
+    copied = Path(shutil.copytree(checkpoint("llama"), tmp_path / "copy"))
+    config = json.loads((copied / "config.json").read_text())
+    config[field] = value
+    config.pop("head_dim", None)
+    (copied / "config.json").write_text(json.dumps(config))
+    for read in (read_checkpoint, read_layout):
+        with pytest.raises(ConfigError) as caught:
+            read(copied)
+        assert caught.value.reason in ("config_unreadable", "architecture_unsupported")
+
+
 def test_fields_that_are_missing(copied: Path) -> None:
     for name in ("num_hidden_layers", "max_position_embeddings"):
         config = json.loads((copied / "config.json").read_text())
