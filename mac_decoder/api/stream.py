@@ -229,7 +229,7 @@ class Answer(Response):
                 deltas = self._advance(index, choice, event)
                 if choice.finish_reason is not None:
                     self._left.discard(index)
-                    self._leave(index)
+                    self._stop(index)
                 elif not deltas:
                     await self._keep_alive(out)
                     continue
@@ -248,10 +248,10 @@ class Answer(Response):
             case Failed(error=error):
                 raise error
 
-    def _leave(self, index: int) -> None:
-        """Give up a stream whose choice has ended; the report of its prompt is kept."""
+    def _stop(self, index: int) -> None:
+        """End a stream whose choice has ended; the report of its prompt is kept."""
         self._keep_reports()
-        self._streams[index].cancel()
+        self._streams[index].stop()
 
     def _keep_reports(self) -> None:
         """Take the reports of streams that have not told theirs in a last event."""

@@ -40,11 +40,13 @@ class Stream:
     early. Iteration ends after ``Finished`` or ``Failed``, or when the request is cancelled.
     """
 
-    def __init__(self, key: int, generation: Generation, leave: Callable[[int], None]) -> None:
+    def __init__(
+        self, key: int, generation: Generation, leave: Callable[[Stream, bool], None]
+    ) -> None:
         self.generation = generation
         self.report: Report | None = None
         """Where the prompt came from, from the first token on; also of a cancelled request."""
-        self._key = key
+        self.key = key
         self._leave = leave
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -53,8 +55,15 @@ class Stream:
 
     def cancel(self) -> None:
         """Give up the request: its slot is free at the next step, and iteration ends."""
+        self._end(stopped=False)
+
+    def stop(self) -> None:
+        """End the request as it should end, at a word that the client named: as ``cancel``."""
+        self._end(stopped=True)
+
+    def _end(self, *, stopped: bool) -> None:
         if not self._closed:
-            self._leave(self._key)
+            self._leave(self, stopped)
             self._close()
 
     @property
@@ -84,7 +93,7 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def _age(self) -> float:
+    def age(self) -> float:
         """Seconds since the request was submitted."""
         return time.monotonic() - self._opened
 
@@ -269,9 +278,11 @@ class Engine:
         one = self._durations.seconds / self._durations.amount
         return min(max(one / self._settings.max_active, 1.0), 60.0)
 
-    def _left(self, key: int) -> None:
-        self._worker.post(Cancel(key))
-        self._forget(key)
+    def _left(self, stream: Stream, stopped: bool) -> None:
+        self._worker.post(Cancel(stream.key, stopped))
+        if stopped:
+            self._durations = self._durations.with_sample(1.0, stream.age(), time.monotonic())
+        self._forget(stream.key)
 
     def _forget(self, key: int) -> None:
         self._streams.pop(key, None)
@@ -318,7 +329,7 @@ class Engine:
                 continue
             stream._push(event)
             if isinstance(event, Finished):
-                self._durations = self._durations.with_sample(1.0, stream._age(), time.monotonic())
+                self._durations = self._durations.with_sample(1.0, stream.age(), time.monotonic())
             if isinstance(event, (Finished, Failed)):
                 self._forget(key)
 

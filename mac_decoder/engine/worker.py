@@ -62,9 +62,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The client of ``key`` has left."""
+    """The client of ``key`` has left, or its answer ended at a word that was to stop it."""
 
     key: int
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +254,8 @@ class Worker:
                 request = Request(key, generation, submitted, Reuse(looked))
                 self._requests[key] = request
                 self._waiting.append(request)
-            case Cancel(key):
-                self._cancel(key)
+            case Cancel(key, stopped):
+                self._cancel(key, "stop" if stopped else "cancelled")
             case LookedUp(key, outcome):
                 self._filling.take_looked(key, outcome, wanted=key in self._requests)
             case RestoreEnded(key, outcome):
@@ -267,11 +268,11 @@ class Worker:
                 self._stopping = True
         self._publish()
 
-    def _cancel(self, key: int) -> None:
+    def _cancel(self, key: int, why: str) -> None:
         request = self._requests.pop(key, None)
         if request is None:
             return
-        self._ended["cancelled"] += 1
+        self._ended[why] += 1
         match request.stage:
             case Stage.WAITING:
                 self._waiting.remove(request)

@@ -108,5 +108,6 @@ class ScriptedEngine:
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         return template.encode(self.loaded.tokenizer, text, special=special)
 
-    def _leave(self, key: int) -> None:
+    def _leave(self, stream: Stream, stopped: bool) -> None:
+        key = stream.key
         self.parts[key].left.set()

@@ -187,6 +187,25 @@ def test_a_reasoning_model_goes_on_before_its_thoughts(served: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama"])
+def test_an_answer_that_a_stop_word_ends_is_a_turn_like_any_other(served: Served) -> None:
+    server, http, dot = served
+    body = {
+        "model": MODEL,
+        "prompt": list(range(3, 203)),
+        "max_tokens": 50,
+        "temperature": 0,
+        "stop": "...",
+        "logit_bias": {str(dot): 100},
+    }
+    answer = http.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    server.engine._worker.idle()
+    status = http.get("/status").json()
+    assert status["engine"]["ended"] == {"stop": 1}
+    assert status["cache"]["live"]["sequences"] == 1
+
+
+@pytest.mark.parametrize("name", ["llama"])
 def test_what_another_chat_said_is_never_answered_from(served: Served) -> None:
     """Two prompts of equal length under one system message: only that is shared."""
     chat, other = started(served), started(served)
