@@ -1,7 +1,8 @@
 """The fetched tiers as the engine sees them: looked up, restored from, kept in. No mlx.
 
-Two threads. One looks up and keeps, in the order in which it was asked, so that a prompt that
-comes after an answer finds what the answer left. The other copies and reads what is restored.
+One thread keeps, in the order in which it was asked. Others look up, and wait for what was to
+be kept before of the same beginning, so that a prompt that comes after an answer finds what
+the answer left and a stranger waits for nobody. Others again copy and read what is restored.
 Publishing has a thread of its own (``store/publisher``). Nothing here waits for a device, and
 the MLX thread waits for none of it.
 """
@@ -15,7 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 MOST_QUEUED: Final = 1 << 30
 """Bytes of rows that may wait to be kept, beside one cut that is longer."""
 
+_LOOKUPS: Final = 4
+_RESTORES: Final = 2
+
 _CHUNK: Final = 4 << 20
 """Bytes copied between two looks at whether the request was withdrawn."""
 
@@ -54,8 +58,8 @@ class Looked:
     """What the fetched tiers hold of a prompt. ``durable`` is ``None`` without such a tier."""
 
     space: bytes
-    tokens: NDArray[np.uint32]
-    names: tuple[bytes, ...]
+    tokens: NDArray[np.uint32] = field(repr=False)
+    names: tuple[bytes, ...] = field(repr=False)
     resident: Holding
     durable: Holding | None
 
@@ -114,8 +118,8 @@ class Kept:
 
     line: Line
     space: bytes
-    tokens: NDArray[np.uint32]
-    rows: Mapping[Place, Bytes]
+    tokens: NDArray[np.uint32] = field(repr=False)
+    rows: Mapping[Place, Bytes] = field(repr=False)
     known: int
     history: tuple[History, ...]
     role: Role
@@ -141,8 +145,11 @@ class Keeper:
         self._store: Store | None = None
         self._publisher: Publisher | None = None
         self._ordered = ThreadPoolExecutor(1, thread_name_prefix="baton-keep")
-        self._restores = ThreadPoolExecutor(1, thread_name_prefix="baton-restore")
-        self._lock = threading.Lock()
+        self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="baton-look")
+        self._restores = ThreadPoolExecutor(_RESTORES, thread_name_prefix="baton-restore")
+        self._lock = threading.Condition()
+        self._waiting: dict[int, tuple[bytes, bytes]] = {}
+        self._numbers = 0
         self._queued = 0
         self._counts: Counter[str] = Counter()
 
@@ -162,18 +169,33 @@ class Keeper:
 
     # -- finding and restoring
 
-    def look(self, tokens: tuple[int, ...], salt: bytes = b"") -> Future[Looked]:
-        """What is held of a prompt, after everything that was to be kept before."""
-        return self._ordered.submit(self._look, tokens, salt)
+    def space(self, salt: bytes = b"") -> bytes:
+        """The namespace of this model's cuts under ``salt``."""
+        return namespace(self._store_key, self._identity.digest(), salt)
 
-    def _look(self, tokens: tuple[int, ...], salt: bytes) -> Looked:
-        space = namespace(self._store_key, self._identity.digest(), salt)
-        prompt = _array(tokens)
+    def look(self, tokens: tuple[int, ...], salt: bytes = b"") -> Future[Looked]:
+        """What is held of a prompt, after everything of it that was to be kept before."""
+        with self._lock:
+            before = dict(self._waiting)
+        return self._lookups.submit(self._look, tokens, salt, before)
+
+    def _look(
+        self, tokens: tuple[int, ...], salt: bytes, before: Mapping[int, tuple[bytes, bytes]]
+    ) -> Looked:
+        space = self.space(salt)
+        prompt = as_tokens(np.array(tokens, dtype=np.uint32))
+        mine = (space, _beginning(prompt))
+        related = {number for number, other in before.items() if _related(mine, other)}
+        with self._lock:
+            self._lock.wait_for(lambda: related.isdisjoint(self._waiting))
         names = tuple(chain(space, prompt))
         store = self._store
         # First: what it finds damaged on the way is then not offered from memory either.
         durable = None if store is None else store.holding(space, prompt, names)
         resident = self._resident.holding(space, prompt, names)
+        if store is not None and durable is not None and _outran(resident, durable):
+            # Something was published in between: memory knows, this look at the disk does not.
+            durable = store.holding(space, prompt, names)
         return Looked(space, prompt, names, resident, durable)
 
     def restore(
@@ -237,17 +259,25 @@ class Keeper:
 
     # -- keeping
 
-    def keep(self, kept: Kept) -> bool:
-        """Queue a cut; false where too much waits already."""
+    def accepts(self, nbytes: int) -> bool:
+        """Whether so many bytes of rows may be handed over now; false is counted.
+
+        To be asked before they are made: only the MLX thread hands over.
+        """
+        with self._lock:
+            good = not self._queued or self._queued + nbytes <= MOST_QUEUED
+            self._counts["keeper_behind"] += not good
+            return good
+
+    def keep(self, kept: Kept) -> None:
+        """Queue a cut."""
         nbytes = kept.nbytes
         with self._lock:
-            if self._queued and self._queued + nbytes > MOST_QUEUED:
-                kept.line.broken = True
-                self._counts["keeper_behind"] += 1
-                return False
             self._queued += nbytes
-        self._submit(self._keep, kept, nbytes)
-        return True
+            self._numbers += 1
+            number = self._numbers
+            self._waiting[number] = (kept.space, _beginning(kept.tokens))
+        self._submit(self._keep, kept, nbytes, number)
 
     def let_go(self, line: Line) -> None:
         """The sequence is not gone on with; its kept cuts may be evicted."""
@@ -277,7 +307,7 @@ class Keeper:
             log.error("a cut could not be kept: %s", traced(error))
             self._count("keep_failed")
 
-    def _keep(self, kept: Kept, nbytes: int) -> None:
+    def _keep(self, kept: Kept, nbytes: int, number: int) -> None:
         try:
             self._put(kept)
         except BatonError as error:
@@ -288,6 +318,8 @@ class Keeper:
         finally:
             with self._lock:
                 self._queued -= nbytes
+                del self._waiting[number]
+                self._lock.notify_all()
 
     def _put(self, kept: Kept) -> None:
         line = kept.line
@@ -383,11 +415,16 @@ class Keeper:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was to be kept is, and published; whether that was reached."""
-        self._ordered.submit(lambda: None).result(timeout_s)
-        return self._publisher is None or self._publisher.drain(timeout_s)
+        with self._lock:
+            kept = self._lock.wait_for(lambda: not self._waiting, timeout_s)
+        return kept and (self._publisher is None or self._publisher.drain(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Keep and publish what waits, then let go of everything; whether all was in time."""
+        """Keep and publish what waits, then let go of everything; whether all was published.
+
+        ``timeout_s`` bounds the publishing; what is being copied or read is finished first.
+        """
+        self._lookups.shutdown(wait=True, cancel_futures=True)
         self._restores.shutdown(wait=True, cancel_futures=True)
         self._ordered.shutdown(wait=True)
         drained = True
@@ -426,3 +463,21 @@ def _settled(outcome: Published | Refused) -> Publication:
     # The queue, like the disk, had no room: nothing was found to be wrong.
     roomless = outcome.out_of_space or outcome.reason in ("publisher_behind", "store_closed")
     return "out_of_space" if roomless else "refused"
+
+
+def _beginning(tokens: NDArray[np.uint32]) -> bytes:
+    """The first block's tokens, by which a prompt knows what it may have to wait for."""
+    return tokens[:BLOCK].tobytes()
+
+
+def _related(one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
+    (space, ours), (another, theirs) = one, other
+    return space == another and (ours.startswith(theirs) or theirs.startswith(ours))
+
+
+def _outran(resident: Holding, durable: Holding) -> bool:
+    """Whether memory says of a cut that it is on disk, where it was not found."""
+    return any(
+        offer.publication == "published" and offer.shared > durable.shared
+        for offer in resident.offers
+    )

@@ -151,15 +151,17 @@ class _Node:
         engine = Engine(load, self._engine_settings(), link, keeper)
         service = self._service(engine, checkpoint)
         server = _Server(server_config(create_app(service), _DRAIN_S))
-        status = EXIT_OK
+        status = EXIT_ENGINE_FAULT
         try:
             status = await self._serve(engine, service, server, link)
             return status
         finally:
             if link is not None:
                 await asyncio.to_thread(link.close)
-            self._cut_short(status, _PUBLISH_S + _STOP_S)
-            await asyncio.to_thread(self._close_keeper, keeper)
+            # After a fault nobody answers on the port until this process has ended.
+            publish_s = _PUBLISH_S if status == EXIT_OK else 0.0
+            self._cut_short(status, publish_s + _STOP_S)
+            await asyncio.to_thread(self._close_keeper, keeper, publish_s)
             log.info("stopped")
 
     async def _serve(
@@ -273,10 +275,10 @@ class _Node:
         )
         return keeper
 
-    def _close_keeper(self, keeper: Keeper) -> None:
+    def _close_keeper(self, keeper: Keeper, publish_s: float) -> None:
         """Publish what waits, which is the last chance to, and let go of the directory."""
-        if not keeper.close(_PUBLISH_S):
-            log.warning("not everything could be written to disk in %.0f s", _PUBLISH_S)
+        if not keeper.close(publish_s):
+            log.warning("not everything could be written to disk in %.0f s", publish_s)
 
     def _trust(self) -> Trust:
         if self._config.pairing is not None:

@@ -84,6 +84,27 @@ MUTANTS = (
         (ENGINE, "-k", "not_held_is_computed or replay_of and live and llama"),
     ),
     Mutant(
+        "API keys apart, live",
+        "mac_decoder/engine/live.py",
+        "if held.space == space\n        )\n        return tuple",
+        "if held.space\n        )\n        return tuple",
+        (ENGINE, "-k", "salts"),
+    ),
+    Mutant(
+        "rows that are no numbers",
+        "mac_decoder/engine/fill.py",
+        "self._sequences.keep(request, cut, finite=True)",
+        "self._sequences.keep(request, cut)",
+        (ENGINE, "-k", "prefill_that_broke"),
+    ),
+    Mutant(
+        "decoded spans stay apart",
+        "mac_decoder/reuse/cut.py",
+        'prefilled = span.recipe.who != "decoder_decode"',
+        "prefilled = True",
+        (ENGINE, "-k", "one_more_token and muse_glimmer"),
+    ),
+    Mutant(
         "digest of a block",
         "mac_decoder/store/reading.py",
         "if source.digest() != manifest.files[number]:",
@@ -107,8 +128,8 @@ MUTANTS = (
     Mutant(
         "a state is captured at its position",
         "mac_decoder/engine/fill.py",
-        "self._sequences.keep(request, Due(prefill.caches, stop.end, stop.role))",
-        "request.reuse.due.append(Due(prefill.caches, stop.end, stop.role))",
+        "            cut = Cut(prefill.caches, stop.end, stop.role)",
+        "            cut = Cut(prefill.caches, stop.end, stop.role)\n            prefill.advance()",
         (ENGINE, "-k", "others_will_share and lfm2"),
     ),
     Mutant(

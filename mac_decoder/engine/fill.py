@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -26,16 +26,26 @@ from mac_decoder.engine.handoffs import PROGRESS_INTERVAL_S, Emit, Fetched, Hand
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
 from mac_decoder.engine.rates import Average
-from mac_decoder.engine.request import Due, Request, Stage
+from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.restores import Ended, Restores
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.handoff.link import Link
 from mac_decoder.keeper import Looked
+from mac_decoder.reporting import traced
 from mac_decoder.reuse import facts, ladder
-from mac_decoder.reuse.facts import ContinueLive, Facts, Restore
-from protocol.errors import BatonError
+from mac_decoder.reuse.facts import (
+    ContinueLive,
+    DeltaHandoff,
+    Facts,
+    FullHandoff,
+    Restore,
+)
+from protocol.errors import BatonError, LocalProtocolError
 
 log = logging.getLogger(__name__)
+
+_CHOSEN: Final = frozenset({"above_threshold", "producer_probe"})
+"""Why a producer was asked that then failed."""
 
 
 @dataclass(frozen=True)
@@ -140,30 +150,42 @@ class Filling:
         looking = keeper.look(generation.tokens, generation.salt)
         looking.add_done_callback(lambda outcome: self._looked(request.key, outcome))
 
-    def take_looked(self, key: int, outcome: Future[Looked], *, wanted: bool) -> None:
-        """The tiers have said what they hold."""
-        request = self._looking.pop(key)
-        if wanted:
+    def take_looked(self, key: int, outcome: Future[Looked]) -> None:
+        """The tiers have said what they hold; a request that was withdrawn is not in here."""
+        request = self._looking.pop(key, None)
+        if request is None:
+            return
+        error = outcome.exception()
+        if error is None:
             request.reuse.looked = outcome.result()
-            self._go_on(request, "lookup")
+        else:
+            # It costs a hit, and nobody an answer.
+            log.error("what is held could not be looked up: %s", traced(error))
+            request.reuse.failures.append("lookup_broke")
+            request.reuse.tried.append("lookup_broke")
+        self._go_on(request, "lookup")
 
-    def _go_on(self, request: Request, phase: str, remote: facts.Remote | None = None) -> None:
-        """Plan with what is known by now, and begin; the time since the last stage is ``phase``.
-
-        ``remote`` stands for the producer where this request knows more of it than the link.
-        """
-        now = time.perf_counter()
-        plan = ladder.plan(self._facts(request, remote or self._remote(now)))
-        request.reuse.plan = plan
-        # A plan that failed says why it was made; the last reason is that of what is done.
-        before = [reason for reason in request.reasons if reason not in plan.reasons]
-        request.reasons = [*before, *plan.reasons]
-        request.fallback = request.fallback or plan.fallback
+    def _go_on(self, request: Request, phase: str) -> None:
+        """Plan with what is known by now, and begin; the time since the last stage is ``phase``."""
+        now, reuse = time.perf_counter(), request.reuse
+        first = reuse.plan is None
+        remote = self.handoffs.facts(self._local.per_second, now)
+        if reuse.away:
+            # This request knows more of the producer than the link does.
+            remote = facts.Remote(ready=False, reason=reuse.away)
+        plan = ladder.plan(self._facts(request, remote))
+        reuse.plan = plan
+        if first:
+            reuse.shared, reuse.parts_at = plan.shared, plan.parts_at
+        request.reasons = [*dict.fromkeys(reuse.tried), *plan.reasons]
         self.handoffs.planned(plan, request.end, now)
+        self._sequences.planned(request)
         if plan.refused:
             self._failed(request, self.handoffs.unavailable(plan.reasons[-1]))
             return
-        self.fallbacks.update(plan.reasons[-1:] if plan.fallback else ())
+        if plan.fallback and not request.fallback:
+            self.fallbacks.update(plan.reasons[-1:])
+        request.fallback = plan.fallback
         match plan.action:
             case ContinueLive(key=key, position=position):
                 caches = self._sequences.continued(request, key, position)
@@ -172,11 +194,11 @@ class Filling:
                 self.restores.start(request, action, phase)
             case facts.Local():
                 self._begin_prefill(request, phase)
-            case _:
+            case FullHandoff():
                 self.handoffs.start(request, phase)
-
-    def _remote(self, now: float) -> facts.Remote | None:
-        return self.handoffs.facts(self._local.per_second, now)
+            case DeltaHandoff():
+                # Only planned where facts say that this decoder takes one.
+                raise LocalProtocolError("a delta was planned", reason="delta_not_available")
 
     def _facts(self, request: Request, remote: facts.Remote | None) -> Facts:
         looked = request.reuse.looked
@@ -194,6 +216,7 @@ class Filling:
     def withdraw(self, request: Request) -> None:
         """Let go of a request that is in here; what is under way for it is told to stop."""
         self._prefills = [entry for entry in self._prefills if entry.request is not request]
+        self._looking.pop(request.key, None)
         self.handoffs.withdraw(request)
         self.restores.withdraw(request)
 
@@ -227,7 +250,8 @@ class Filling:
             request.enter(Stage.PREFILL, now, "compute")
             self._ready(request, prefill.caches)
         elif stop is not None:
-            self._sequences.keep(request, Due(prefill.caches, stop.end, stop.role))
+            cut = Cut(prefill.caches, stop.end, stop.role)
+            self._sequences.keep(request, cut, finite=True)
 
     def _begin_prefill(self, request: Request, phase: str, caches: list[Any] | None = None) -> None:
         """Compute what is missing beyond ``request.reuse.start``, where ``caches`` are."""
@@ -250,10 +274,13 @@ class Filling:
         self._prefills.append(_Computing(request, prefill))
 
     def _ready(self, request: Request, caches: list[Any]) -> None:
-        """Hand on caches at N-1, which are kept once the first token is out."""
-        restored_here = request.reuse.start == request.end and request.source != "remote"
-        if not restored_here:
-            request.reuse.due.append(Due(caches, request.end, "turn"))
+        """Hand on caches at N-1, which are kept once the first token is out.
+
+        Taken before they are: what goes on copies them, and need not wait for these to go.
+        """
+        held_there = request.reuse.start == request.end and request.source != "remote"
+        if not held_there and request.end:
+            self._sequences.keep_later(request, Cut(caches, request.end, "turn"))
         self._installed(request, caches)
         self._sequences.count(request.served(self._loaded.layout))
 
@@ -265,4 +292,7 @@ class Filling:
             self._failed(request, error)
             return
         log.warning("request %s: handoff failed (%s), going on without", name, reason)
-        self._go_on(request, phase, facts.Remote(ready=False, reason=reason))
+        planned = request.reuse.plan.reasons if request.reuse.plan else ()
+        request.reuse.tried += [why for why in planned if why in _CHOSEN]
+        request.reuse.away = reason
+        self._go_on(request, phase)

@@ -7,7 +7,7 @@ place. Whoever branches off finds the cuts that were kept on the way.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ class LiveSequence:
     """A sequence in mlx-lm's caches, one per layer, canonical, with ``tokens`` in them."""
 
     space: bytes
-    tokens: NDArray[np.uint32]
+    tokens: NDArray[np.uint32] = field(repr=False)
     caches: list[Any]
     history: tuple[History, ...]
     line: Line
@@ -50,11 +50,19 @@ class LiveTier:
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, sequence: LiveSequence) -> None:
-        """Keep a sequence."""
+    def put(self, sequence: LiveSequence) -> list[LiveSequence]:
+        """Keep a sequence; returns those that it goes on from or repeats, which go."""
+        replaced = [
+            self.take(key)
+            for key, held in list(self._held.items())
+            if held.space == sequence.space
+            and held.position <= sequence.position
+            and _shared(held.tokens, sequence.tokens) == held.position
+        ]
         self._keys += 1
         self._held[self._keys] = sequence
         self.nbytes += sequence.nbytes
+        return replaced
 
     def take(self, key: int) -> LiveSequence:
         """Give up a sequence to be gone on with."""
@@ -71,14 +79,21 @@ class LiveTier:
         )
         return tuple(live for live in found if live.shared)
 
-    def continued_by(self, prompt: NDArray[np.uint32]) -> frozenset[int]:
-        """The deepest sequence that ``prompt`` goes on from, whoever may: at most one."""
+    def continued_by(self, space: bytes, prompt: NDArray[np.uint32]) -> int | None:
+        """The deepest sequence that ``prompt`` goes on from."""
         going = [
             (held.position, key)
             for key, held in self._held.items()
-            if held.position < len(prompt) and _shared(held.tokens, prompt) == held.position
+            if held.space == space
+            and held.position < len(prompt)
+            and _shared(held.tokens, prompt) == held.position
         ]
-        return frozenset(key for _, key in [max(going)]) if going else frozenset()
+        return max(going)[1] if going else None
+
+    def bytes_of(self, key: int) -> int:
+        """Bytes of a sequence; 0 if it is gone."""
+        held = self._held.get(key)
+        return held.nbytes if held else 0
 
     def evict(self, nbytes: int, keep: frozenset[int] = frozenset()) -> list[LiveSequence]:
         """Let go of sequences until ``nbytes`` are free, or only those of ``keep`` are left."""
@@ -90,9 +105,10 @@ class LiveTier:
         self.evicted += len(gone)
         return gone
 
-    def evict_beyond(self, count: int) -> list[LiveSequence]:
-        """Let go of the least recently used beyond ``count``."""
-        gone = [self.take(key) for key in list(self._held)[: max(0, len(self._held) - count)]]
+    def evict_beyond(self, count: int, keep: frozenset[int] = frozenset()) -> list[LiveSequence]:
+        """Let go of the least recently used beyond ``count``, but for those of ``keep``."""
+        going = [key for key in self._held if key not in keep]
+        gone = [self.take(key) for key in going[: max(0, len(self._held) - count)]]
         self.evicted += len(gone)
         return gone
 

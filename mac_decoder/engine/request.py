@@ -13,7 +13,7 @@ from typing import Any
 from mac_decoder.engine.batch import Member
 from mac_decoder.engine.cuts import Role
 from mac_decoder.engine.events import Generation, Report, Source
-from mac_decoder.keeper import Line, Looked, Restored
+from mac_decoder.keeper import Kept, Line, Looked, Restored
 from mac_decoder.reuse.accounting import Served, recomputed_bytes
 from mac_decoder.reuse.facts import Plan
 from protocol.layout import Layout
@@ -37,13 +37,27 @@ class Stage(enum.Enum):
     """Its cache is in a decode group."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A cut at ``position`` that ``caches`` stand at. What came from the durable tier is not
+    published again.
+    """
+
+    caches: list[Any]
+    position: int
+    role: Role
+    publish: bool = True
+
+
 @dataclass(slots=True)
 class Reuse:
     """What a request found and took of the tiers, and what it leaves them.
 
     ``start`` is the position from which its prompt was prefilled; ``history`` says how the rows
     in its caches were made, ``line`` what of them is kept. ``failures`` are the reasons of
-    rungs that were tried and failed. ``due`` are cuts to be taken once its first token is out.
+    rungs that were tried and failed, ``tried`` these and why a handoff was tried, ``away`` why
+    it failed. ``shared`` and ``parts_at`` are those of the first plan. ``due`` waits for the
+    first token; ``poisoned``: nothing is kept.
     """
 
     looked: Looked
@@ -56,18 +70,13 @@ class Reuse:
     swap_s: float = 0.0
     prefill_s: float = 0.0
     evicted_bytes: int = 0
+    shared: int = 0
+    parts_at: int | None = None
     failures: list[str] = field(default_factory=list)
-    due: list[Due] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Due:
-    """A cut at ``position`` that ``caches`` have, to be kept."""
-
-    caches: list[Any]
-    position: int
-    role: Role
-    publish: bool = True
+    tried: list[str] = field(default_factory=list)
+    away: str = ""
+    due: list[Kept] = field(default_factory=list)
+    poisoned: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -138,8 +147,8 @@ class Request:
             phases={name: round(value, 3) for name, value in self.phases.items()},
             reasons=tuple(self.reasons),
             fallback=self.fallback,
-            shared_tokens=reuse.plan.shared if reuse.plan else 0,
-            parts_at=reuse.plan.parts_at if reuse.plan else None,
+            shared_tokens=reuse.shared,
+            parts_at=reuse.parts_at,
             restore_ms=round(reuse.restore_s * 1e3, 3),
             restore_bytes=restored.nbytes if restored else 0,
             staging_bytes=restored.staging_bytes if restored else 0,
@@ -149,22 +158,22 @@ class Request:
     def served(self, layout: Layout) -> Served:
         """What the accounts are told once its caches are installed."""
         reuse, restored, end = self.reuse, self.reuse.restored, self.end
-        shared = reuse.plan.shared if reuse.plan else 0
         here = 0 if self.source == "remote" else end - reuse.start
         return Served(
             request_id=self.generation.request_id,
             source=self.source,
             prompt_tokens=end + 1,
+            asked=bool(reuse.looked.space),
             reused_tokens=reuse.start,
-            shared_tokens=shared,
-            parts_at=reuse.plan.parts_at if reuse.plan else None,
+            shared_tokens=reuse.shared,
+            parts_at=reuse.parts_at,
             cut=reuse.looked.cut_name(reuse.start or end) if reuse.looked.space and end else b"",
             restore_bytes=restored.nbytes if restored else 0,
             restore_s=reuse.restore_s,
             staging_bytes=restored.staging_bytes if restored else 0,
             evicted_bytes=reuse.evicted_bytes,
             installed_bytes=self.transferred_bytes,
-            recomputed_bytes=recomputed_bytes(layout, reuse.start, shared, end),
+            recomputed_bytes=recomputed_bytes(layout, reuse.start, reuse.shared, end),
             prefilled_here=here,
             prefill_s=reuse.prefill_s,
             phases=self.phases,

@@ -16,14 +16,15 @@ from threading import Event
 from typing import Any
 
 from mac_decoder.engine.model import LoadedModel
-from mac_decoder.engine.request import Due, Request, Stage
+from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.keeper import Looked, Restored
 from mac_decoder.kv.install import build, canonical
 from mac_decoder.kv.shadow import Shadow
+from mac_decoder.reporting import traced
 from mac_decoder.reuse import facts
 from mac_decoder.reuse.facts import FetchedTier, Restore
-from protocol.errors import BatonError, Cancelled, IntegrityError, LocalProtocolError
+from protocol.errors import BatonError, IdentityMismatch, IntegrityError, LocalProtocolError
 
 log = logging.getLogger(__name__)
 
@@ -94,22 +95,27 @@ class Restores:
         Raises ``EngineFault`` where mlx fails: that says nothing about the cut, which is kept.
         """
         restoring = self._running.pop(key)
+        request, action, shadow = restoring.request, restoring.action, restoring.shadow
+        del restoring
         raised = outcome.exception()
         restored = outcome.result() if raised is None else None
         if not wanted:
             if restored is not None and restored.pinned is not None:
                 restored.pinned.release()
             return
-        if raised is not None and not isinstance(raised, (IntegrityError, Cancelled)):
-            raise raised
-        if restored is None:
-            reason = raised.reason if isinstance(raised, BatonError) else "cut_gone"
-            self._go_down(restoring, reason)
-            return
-        request, position = restoring.request, restoring.action.position
         placed = time.perf_counter()
-        caches = build(self._loaded.model, self._loaded.layout, restoring.shadow)
-        canonical(caches)
+        caches: list[Any] = []
+        if restored is not None:
+            try:
+                caches = build(self._loaded.model, self._loaded.layout, shadow)
+                canonical(caches)
+            except (IntegrityError, IdentityMismatch) as error:
+                raised, restored = error, None
+        # Whatever follows is to find this one's memory free.
+        del shadow
+        if restored is None:
+            self._go_down(request, action, _why(raised))
+            return
         now = time.perf_counter()
         reuse = request.reuse
         reuse.restore_s, reuse.swap_s = now - request.stage_began, now - placed
@@ -121,16 +127,16 @@ class Restores:
         ):
             request.add_phase(name, seconds * 1e3)
         request.stage_began = now
-        request.source = restoring.action.tier
-        self._sequences.restored(request, restored, restoring.action)
-        if restoring.action.tier == "durable":
+        request.source = action.tier
+        self._sequences.restored(request, restored, action)
+        if action.tier == "durable":
             # Views of the shadow's memory, copied elsewhere while this goes on.
-            self._sequences.keep(request, Due(caches, position, "turn", publish=False))
+            cut = Cut(caches, action.position, "turn", publish=False)
+            self._sequences.keep(request, cut)
         self._ready(request, caches)
 
-    def _go_down(self, restoring: _Restoring, reason: str) -> None:
+    def _go_down(self, request: Request, action: Restore, reason: str) -> None:
         """The rung failed: plan again without it, with its reason on record."""
-        request, action = restoring.request, restoring.action
         log.warning(
             "request %s: a cut of the %s tier could not be restored (%s)",
             request.generation.request_id,
@@ -138,11 +144,24 @@ class Restores:
             reason,
         )
         request.reuse.failures.append(reason)
-        request.reasons.append(reason)
+        request.reuse.tried.append(reason)
         request.add_phase("failed_restore", (time.perf_counter() - request.stage_began) * 1e3)
         request.stage_began = time.perf_counter()
         request.reuse.looked = _without(request.reuse.looked, action.tier, action.key)
         self._failed(request)
+
+
+def _why(error: BaseException | None) -> str:
+    """The reason of a failed restore; the error lets go of the frames that hold the shadow.
+
+    A bug is logged with its place: it costs the request a rung, not everybody the process.
+    """
+    if error is None:
+        return "cut_gone"
+    if not isinstance(error, BatonError):
+        log.error("a restore broke: %s", traced(error))
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error.reason if isinstance(error, BatonError) else "restore_broke"
 
 
 def _without(looked: Looked, tier: FetchedTier, key: object) -> Looked:

@@ -6,6 +6,7 @@ at a known position in canonical form; copying, comparing and writing them is th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,18 @@ import numpy as np
 from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.batch import Left
 from mac_decoder.engine.live import MOST, LiveSequence, LiveTier
-from mac_decoder.engine.request import Due, Request
+from mac_decoder.engine.request import Cut, Request
 from mac_decoder.keeper import Keeper, Kept, Line, Restored
-from mac_decoder.kv.install import canonical, check_position, views
+from mac_decoder.kv.install import canonical, check_position, detach, views
 from mac_decoder.reuse.accounting import Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
 from mac_decoder.reuse.facts import Restore
 from protocol.blocks import BLOCK
-from protocol.layout import Dtype, Layout
+from protocol.errors import IntegrityError
+from protocol.layout import Dtype, Layout, payload_bytes
 from protocol.messages import History, Recipe
+
+log = logging.getLogger(__name__)
 
 
 class Sequences:
@@ -48,6 +52,7 @@ class Sequences:
         self._room = room
         self.keeper = keeper
         self.live = LiveTier()
+        self._promised: dict[int, int] = {}
         self.accounts = Accounts(active_parameters)
 
     # -- taking
@@ -69,12 +74,32 @@ class Sequences:
         if restored.pinned is not None:
             reuse.line = Line(restored.pinned, action.position // BLOCK)
 
-    def make_room(self, nbytes: int, request: Request) -> None:
-        """Let go of ``nbytes`` of live sequences, of the one that ``request`` goes on from last."""
-        prompt = np.array(request.generation.tokens, dtype=np.uint32)
-        keep = self.live.continued_by(prompt)
-        gone = self.live.evict(nbytes, keep=keep)
-        request.reuse.evicted_bytes += sum(sequence.nbytes for sequence in gone)
+    def promise(self, request: Request) -> None:
+        """Set aside the live sequence that an admitted request is likely to go on from."""
+        generation = request.generation
+        if self.keeper is None or not generation.reuse or generation.lane == "remote":
+            return
+        prompt = np.array(generation.tokens, dtype=np.uint32)
+        key = self.live.continued_by(self.keeper.space(generation.salt), prompt)
+        if key is not None and key not in self._promised.values():
+            self._promised[request.key] = key
+
+    def planned(self, request: Request) -> None:
+        """What a request does is decided: nothing is set aside for it any more."""
+        self._promised.pop(request.key, None)
+
+    @property
+    def evictable(self) -> int:
+        """Bytes of live sequences that are not set aside for a request whose own reservation
+        counts them already.
+        """
+        return self.live.nbytes - sum(map(self.live.bytes_of, self._promised.values()))
+
+    def make_room(self, nbytes: int, request: Request | None = None) -> None:
+        """Let go of ``nbytes`` of live sequences, for ``request`` if it is one that asks."""
+        gone = self.live.evict(nbytes, keep=frozenset(self._promised.values()))
+        if request is not None:
+            request.reuse.evicted_bytes += sum(sequence.nbytes for sequence in gone)
         self._let_go(gone)
 
     def count(self, served: Served) -> None:
@@ -89,16 +114,28 @@ class Sequences:
         first = history[-1].last if history else 0
         request.reuse.history = extended(history, History(first, end, self._prefill))
 
-    def first_token_out(self, request: Request) -> None:
-        """Keep what had to wait for the first token."""
-        due, request.reuse.due = request.reuse.due, []
-        for cut in due:
-            self.keep(request, cut)
+    def keep_later(self, request: Request, cut: Cut) -> None:
+        """Take a cut now, from caches that go on elsewhere; keep it once a token came of it."""
+        kept = self._taken(request, cut, request.reuse.looked.tokens[: cut.position])
+        if kept is not None:
+            request.reuse.due.append(kept)
 
-    def keep(self, request: Request, due: Due) -> None:
-        """Keep a cut, adding to those of the same sequence what is new in it."""
-        tokens = request.reuse.looked.tokens[: due.position]
-        self._keep(request, due, tokens)
+    def first_token_out(self, request: Request) -> None:
+        """Keep what had to wait for the first token, which was a good one."""
+        due, request.reuse.due = request.reuse.due, []
+        for kept in due:
+            self._hand_over(kept)
+
+    def keep(self, request: Request, cut: Cut, *, finite: bool = False) -> None:
+        """Keep a cut, adding to those of the same sequence what is new in it.
+
+        ``finite``: no token came of it yet, so its rows are looked at; where one is no number
+        nothing of this sequence is kept any more.
+        """
+        tokens = request.reuse.looked.tokens[: cut.position]
+        kept = self._taken(request, cut, tokens, finite=finite)
+        if kept is not None:
+            self._hand_over(kept)
 
     def ended(self, request: Request, left: Left) -> None:
         """The turn is over: keep its end, and the sequence live where there is room."""
@@ -111,24 +148,27 @@ class Sequences:
         canonical(left.caches)
         check_position(left.caches, position)
         reuse.history = extended(reuse.history, History(request.end, position, self._decode))
-        self._keep(request, Due(left.caches, position, "turn"), tokens)
+        kept = self._taken(request, Cut(left.caches, position, "turn"), tokens)
+        if kept is not None:
+            self._hand_over(kept)
         nbytes = cache_bytes(self._layout, position)
         room = self._room()
         if nbytes > room:
             self.dropped(request)
             return
-        self._let_go(self.live.evict(nbytes + self.live.nbytes - room))
-        self._let_go(self.live.evict_beyond(MOST - 1))
-        # Evaluated, so that they hold on to nothing of the batch that they come from.
-        mx.eval([cache.state for cache in left.caches])
+        promised = frozenset(self._promised.values())
+        self._let_go(self.live.evict(nbytes + self.live.nbytes - room, keep=promised))
+        self._let_go(self.live.evict_beyond(MOST - 1, keep=promised))
+        detach(left.caches)
         sequence = LiveSequence(
             reuse.looked.space, tokens, left.caches, reuse.history, reuse.line, nbytes
         )
-        self.live.put(sequence)
+        self._let_go(self.live.put(sequence))
         self.keeper.rest(reuse.line)
 
     def dropped(self, request: Request) -> None:
         """A request ended without leaving a sequence."""
+        self._promised.pop(request.key, None)
         request.reuse.due.clear()
         if self.keeper is not None:
             self.keeper.let_go(request.reuse.line)
@@ -137,30 +177,35 @@ class Sequences:
         """Let go of every live sequence."""
         self._let_go(self.live.evict_beyond(0))
 
-    def _keep(self, request: Request, due: Due, tokens: np.ndarray) -> None:
+    def _taken(
+        self, request: Request, cut: Cut, tokens: np.ndarray, *, finite: bool = False
+    ) -> Kept | None:
+        """The cut's rows beyond those that are kept already; ``None`` if it is not to be kept."""
         reuse = request.reuse
-        if self.keeper is None or not reuse.looked.space:
-            return
+        if self.keeper is None or not reuse.looked.space or reuse.poisoned:
+            return None
         if reuse.line.broken:
-            if due.role == "step":
-                return
+            if cut.role == "step":
+                return None
             self.keeper.let_go(reuse.line)
             reuse.line = Line()
-        known = reuse.line.blocks
-        rows = views(due.caches, self._layout, due.position, known * BLOCK)
-        reuse.line.blocks = due.position // BLOCK
-        self.keeper.keep(
-            Kept(
-                reuse.line,
-                reuse.looked.space,
-                tokens,
-                rows,
-                known,
-                clipped(reuse.history, due.position),
-                due.role,
-                due.publish,
-            )
-        )
+        line, known = reuse.line, reuse.line.blocks
+        if not self.keeper.accepts(payload_bytes(self._layout, known * BLOCK, cut.position)):
+            line.broken = True
+            return None
+        try:
+            rows = views(cut.caches, self._layout, cut.position, known * BLOCK, finite=finite)
+        except IntegrityError as error:
+            log.error("nothing of request %s is kept: %s", request.generation.request_id, error)
+            reuse.poisoned = True
+            return None
+        line.blocks = cut.position // BLOCK
+        history = clipped(reuse.history, cut.position)
+        return Kept(line, reuse.looked.space, tokens, rows, known, history, cut.role, cut.publish)
+
+    def _hand_over(self, kept: Kept) -> None:
+        if self.keeper is not None:
+            self.keeper.keep(kept)
 
     def _let_go(self, gone: list[LiveSequence]) -> None:
         if self.keeper is not None:

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -257,7 +257,7 @@ class Worker:
             case Cancel(key, stopped):
                 self._cancel(key, "stop" if stopped else "cancelled")
             case LookedUp(key, outcome):
-                self._filling.take_looked(key, outcome, wanted=key in self._requests)
+                self._filling.take_looked(key, outcome)
             case RestoreEnded(key, outcome):
                 self._filling.restores.take(key, outcome, wanted=key in self._requests)
             case Fetched(key, outcome):
@@ -304,6 +304,9 @@ class Worker:
 
     def _admit(self) -> None:
         """Start waiting requests, in order, while slots and bytes last."""
+        if (missing := self._missing()) > 0:
+            # Something that was set aside is not gone on with after all.
+            self._sequences.make_room(missing)
         while (
             self._waiting and len(self._requests) - len(self._waiting) < self._settings.max_active
         ):
@@ -313,6 +316,7 @@ class Worker:
             if self._reserved + nbytes > self.limits.cache_bytes and self._reserved > 0:
                 return
             self._waiting.popleft()
+            self._sequences.promise(request)
             missing = self._missing(nbytes)
             if missing > 0:
                 self._sequences.make_room(missing, request)
@@ -323,7 +327,7 @@ class Worker:
 
     def _missing(self, nbytes: int = 0) -> int:
         """Bytes that the live tier would have to give up for ``nbytes`` more."""
-        held = self._reserved + self._sequences.live.nbytes
+        held = self._reserved + self._sequences.evictable
         return held + nbytes - self.limits.cache_bytes
 
     # -- decode
@@ -365,7 +369,8 @@ class Worker:
             self._events.append((request.key, request.report()))
         if not step.drawn.finite:
             self._fail(request, GenerationFault("the model's logits are not finite"))
-            return step
+            # It has ended, and leaves nothing, whatever this step would have been.
+            return replace(step, ended=None, left=None)
         self._generated += 1
         if step.ended != "stop":
             self._emit(request, Token(step.drawn.token, step.drawn.logprob, step.drawn.top))

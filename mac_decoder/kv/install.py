@@ -126,7 +126,12 @@ def extract(
 
 
 def views(
-    caches: Sequence[Any], layout: Layout, position: int, first: int = 0
+    caches: Sequence[Any],
+    layout: Layout,
+    position: int,
+    first: int = 0,
+    *,
+    finite: bool = False,
 ) -> dict[tuple[int, int], np.ndarray]:
     """Rows and states of ``caches`` at ``position`` in the wire's form.
 
@@ -137,7 +142,8 @@ def views(
     already, as rows of a shadow do.
 
     Raises ``EngineFault`` (``position_differs``) for another position, ``IntegrityError`` for
-    arrays that are not the layout's.
+    arrays that are not the layout's, and with ``finite`` for any number that is not
+    (``rows_not_finite``).
     """
     check_position(caches, position)
     found: dict[tuple[int, int], mx.array] = {}
@@ -159,8 +165,11 @@ def views(
                     rows = _checked_rows(sliding.rows(cache, role), layer, role, count)
                     found[index, role] = rows[0].transpose(1, 0, 2)
     carried = {place: _carried(array) for place, array in found.items()}
+    good = [mx.all(mx.isfinite(array)) for array in found.values()] if finite else []
     # All at once: one wait for the device, not one for each array.
-    mx.eval(list(carried.values()))
+    mx.eval(list(carried.values()), good)
+    if not all(one.item() for one in good):
+        raise IntegrityError("a prefill gave rows that are no numbers", reason="rows_not_finite")
     return {
         place: np.array(array, copy=False).reshape(-1).view(np.uint8)
         for place, array in carried.items()
@@ -172,6 +181,17 @@ def canonical(caches: Sequence[Any]) -> None:
     for entry in entries(caches):
         if isinstance(entry.cache, RotatingKVCache):
             sliding.canonical(entry.cache)
+
+
+def detach(caches: Sequence[Any]) -> None:
+    """Evaluate caches that were taken out of a batch, so that they hold nothing of it.
+
+    A state is taken out as a slice, which keeps the whole batch's memory: it is copied.
+    """
+    for entry in entries(caches):
+        if isinstance(entry.cache, ArraysCache):
+            entry.cache.cache = [mx.contiguous(a) for a in recurrent.states(entry.cache)]
+    mx.eval([cache.state for cache in caches])
 
 
 def _matched(caches: Sequence[Any], layout: Layout) -> list[Entry]:

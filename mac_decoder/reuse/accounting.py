@@ -71,12 +71,14 @@ class Served:
     restore meets a timed prefill of the same cut. ``restore_bytes`` and ``installed_bytes``
     are manifest bytes, ``staging_bytes`` the transient memory beyond the cut. ``prefill_s`` is
     the time in which ``prefilled_here`` tokens were computed on this machine. ``failures``
-    are the reasons of rungs that were tried and failed.
+    are the reasons of rungs that were tried and failed. ``asked`` is false where the request
+    wanted nothing that is held, which is no miss.
     """
 
     request_id: str
     source: Source
     prompt_tokens: int
+    asked: bool = True
     reused_tokens: int = 0
     shared_tokens: int = 0
     parts_at: int | None = None
@@ -195,7 +197,7 @@ class Accounts:
         """The accounts once a request's cache is installed."""
         fetched = served.source in ("resident", "durable")
         # A delta from a held cut is neither: the tier served a part, the producer the rest.
-        missed = served.source in ("remote", "local") and not served.reused_tokens
+        missed = served.source in ("remote", "local") and not served.reused_tokens and served.asked
         remote = served.source == "remote"
         timings, forgotten = self._timed(served, fetched=fetched)
         return replace(

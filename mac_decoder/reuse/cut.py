@@ -261,15 +261,17 @@ def replayable(history: Sequence[History], position: int) -> bool:
 def extended(history: Sequence[History], span: History) -> tuple[History, ...]:
     """A history with ``span`` at its end.
 
-    Spans of one recipe are joined where they meet on its tile grid; elsewhere the joint is a
-    segment end that a replay must repeat, so it stays visible. Raises ``IntegrityError``
+    Prefilled spans of one recipe are joined where they meet on its tile grid; elsewhere the
+    joint is a segment end that a replay must repeat, so it stays visible. Decoded ones never
+    are: a sequence enters a batch anew each time. Raises ``IntegrityError``
     (``cut_malformed``) for a span that does not follow.
     """
     kept = tuple(history)
     last = kept[-1] if kept else None
     if span.first != (last.last if last else 0) or span.last <= span.first:
         raise _malformed("history", span.first, last.last if last else 0)
-    if last and last.recipe == span.recipe and span.first % span.recipe.tile == 0:
+    prefilled = span.recipe.who != "decoder_decode"
+    if last and prefilled and last.recipe == span.recipe and span.first % span.recipe.tile == 0:
         return (*kept[:-1], History(last.first, span.last, span.recipe))
     return (*kept, span)
 

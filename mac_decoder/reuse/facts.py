@@ -166,11 +166,6 @@ class Plan:
     fallback: bool = False
     refused: bool = False
 
-    @property
-    def source(self) -> Literal["live", "resident", "durable", "remote", "local"]:
-        """The tier that the cache comes from."""
-        return self.action.tier
-
 
 def offers(
     match: Match[K],

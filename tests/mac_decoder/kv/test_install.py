@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -257,3 +258,18 @@ def _filled(layout: Layout, end: int) -> Shadow:
     for slot in schedule(layout, 0, end, 64):
         shadow.place(slot)[:] = bytes(slot.nbytes)
     return shadow
+
+
+def test_a_state_that_left_a_batch_holds_nothing_of_it() -> None:
+    batch = mx.random.normal((16, 1 << 18))
+    cache = ArraysCache(1)
+    cache.cache = [batch[3:4]]
+    mx.eval(cache.cache)
+    kept = np.array(cache.cache[0], copy=True)
+    del batch
+    gc.collect()
+    before = mx.get_active_memory()
+    install.detach([cache])
+    gc.collect()
+    assert before - mx.get_active_memory() >= 14 * kept.nbytes
+    assert np.array_equal(np.array(cache.cache[0]), kept)

@@ -532,7 +532,7 @@ def test_who_is_asked_where_nothing_is_held(
     remote = None if change is None else replace(MEASURED, **change)
     verdict, reason = expected
     found = plan(Facts(uncached + 1, FULL, lane, remote=remote))
-    assert found.source == ("remote" if verdict == "remote" else "local")
+    assert found.action.tier == ("remote" if verdict == "remote" else "local")
     assert found.reasons == ("no_shared_prefix", reason)
     assert (found.fallback, found.refused) == (verdict == "fallback", verdict == "refused")
 
