@@ -109,28 +109,6 @@ class Served:
         """Why less was reused than could have been."""
         return (*(reason for reason in self.reasons if reason in SHORTFALLS), *self.failures)
 
-    def record(self) -> dict[str, object]:
-        """The request's log line and part of its ``baton`` object, as plain values.
-
-        Positions and counts, no token and no name of a cut: those can be tested against
-        guesses.
-        """
-        return {
-            "request": self.request_id,
-            "source": self.source,
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "shared_tokens": self.shared_tokens,
-            "parts_at": self.parts_at,
-            "restore_ms": round(self.restore_s * 1e3, 3),
-            "restore_bytes": self.restore_bytes,
-            "staging_bytes": self.staging_bytes,
-            "evicted_bytes": self.evicted_bytes,
-            "transferred_bytes": self.installed_bytes,
-            "phases": {name: round(value, 3) for name, value in self.phases.items()},
-            "reasons": [*self.reasons, *self.failures],
-        }
-
 
 @dataclass(frozen=True)
 class _Timing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from mac_decoder.reuse.accounting import (
     REMEMBERED_CUTS,
-    RESTORE_PHASES,
     UNAVAILABLE,
     Accounts,
     Figure,
@@ -334,39 +332,3 @@ def test_accounts_are_values() -> None:
 
 
 # -- the line
-
-
-def test_the_record_of_a_request() -> None:
-    phases = dict.fromkeys(RESTORE_PHASES, 1.23456)
-    served = replace(
-        HIT,
-        phases=phases,
-        parts_at=1000,
-        staging_bytes=64,
-        evicted_bytes=9,
-        reasons=("prompts_part",),
-        failures=("digest_differs",),
-    )
-    assert json.loads(json.dumps(served.record())) == {
-        "request": "hit",
-        "source": "resident",
-        "prompt_tokens": 1001,
-        "reused_tokens": 1000,
-        "shared_tokens": 1000,
-        "parts_at": 1000,
-        "restore_ms": 10.0,
-        "restore_bytes": 5000,
-        "staging_bytes": 64,
-        "evicted_bytes": 9,
-        "transferred_bytes": 0,
-        "phases": {
-            "lookup": 1.235,
-            "read": 1.235,
-            "verify": 1.235,
-            "place": 1.235,
-            "swap": 1.235,
-            "boundary_decode": 1.235,
-        },
-        "reasons": ["prompts_part", "digest_differs"],
-    }
-    assert CUT.hex() not in json.dumps(served.record())
