@@ -90,13 +90,19 @@ def filled(position: int) -> list[Any]:
 
 
 def publish(position: int, directory: Path) -> dict[str, Any]:
-    """Publish a cut at ``position``, and save mlx-lm's file of the same."""
+    """Publish a cut at ``position``; its name."""
     held, blocks = cut(tokens(position), rows(position))
     with keeping(directory / "cache", 0) as (_, store):
         done = store.publish(SPACE, IDENTITY, held, blocks)
         assert isinstance(done, Published)
-    save_prompt_cache(str(directory / "cache.safetensors"), filled(position))
     return {"name": done.name.hex()}
+
+
+def save(position: int, directory: Path) -> dict[str, Any]:
+    """Save mlx-lm's file of the same rows; its path."""
+    file = str(directory / "cache.safetensors")
+    save_prompt_cache(file, filled(position))
+    return {"file": file}
 
 
 def speed(position: int, rounds: int, directory: Path) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def speed(position: int, rounds: int, directory: Path) -> dict[str, Any]:
     name = bytes.fromhex(
         alone("durable_restore", "--part", "--publish", position, directory)["name"]
     )
-    file = str(directory / "cache.safetensors")
+    file = alone("durable_restore", "--part", "--save", position, directory)["file"]
     nbytes = payload_bytes(MUSE, 0, position)
     found: dict[str, Any] = {"position": position, "bytes": nbytes}
     with keeping(directory / "cache", 0) as (keeper, _):
@@ -267,6 +273,8 @@ def parts(arguments: list[str]) -> dict[str, Any]:
     match arguments:
         case ["--publish", position, directory]:
             return publish(int(position), Path(directory))
+        case ["--save", position, directory]:
+            return save(int(position), Path(directory))
         case ["--restore", name, position, directory]:
             return memory(bytes.fromhex(name), int(position), Path(directory))
         case ["--wide", directory]:
