@@ -183,7 +183,7 @@ class Keeper:
         self, tokens: tuple[int, ...], salt: bytes, before: Mapping[int, tuple[bytes, bytes]]
     ) -> Looked:
         space = self.space(salt)
-        prompt = as_tokens(np.array(tokens, dtype=np.uint32))
+        prompt = _array(tokens)
         mine = (space, _beginning(prompt))
         related = {number for number, other in before.items() if _related(mine, other)}
         with self._lock:
