@@ -96,6 +96,7 @@ def test_a_chat_goes_on_after_kill_9(
     assert again.stop() == 0
 
 
+@pytest.mark.soak
 def test_the_alibi_with_a_real_producer(
     serve: Callable[..., Decoder], checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_the_alibi_with_a_real_producer(
         producer.close()
 
 
+@pytest.mark.soak
 def test_two_decoders_do_not_share_a_directory(
     serve: Callable[..., Decoder], checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
