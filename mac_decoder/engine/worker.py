@@ -258,6 +258,9 @@ class Worker:
                 self._cancel(key, "stop" if stopped else "cancelled")
             case LookedUp(key, outcome):
                 self._filling.take_looked(key, outcome)
+                if (missing := self._missing()) > 0:
+                    # What was set aside for it is not gone on with after all.
+                    self._sequences.make_room(missing)
             case RestoreEnded(key, outcome):
                 self._filling.restores.take(key, outcome, wanted=key in self._requests)
             case Fetched(key, outcome):
@@ -304,9 +307,6 @@ class Worker:
 
     def _admit(self) -> None:
         """Start waiting requests, in order, while slots and bytes last."""
-        if (missing := self._missing()) > 0:
-            # Something that was set aside is not gone on with after all.
-            self._sequences.make_room(missing)
         while (
             self._waiting and len(self._requests) - len(self._waiting) < self._settings.max_active
         ):
