@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from mac_decoder.store.ledger import Tally
 from mac_decoder.store.limits import default_limits
 from mac_decoder.store.store import StoreStats
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _MEANINGS = {
     "on_disk": "all files, as a walk counts them",
     "referenced": "every conversation counted whole, what they share in each",
@@ -71,17 +73,26 @@ def print_section(title: str, section: Mapping[str, Any]) -> None:
     """Show a decoder's own section, whatever figures it has."""
     table = _table(title)
     _add(table, "", section)
+    if not section:
+        table.add_row("no figures yet", "the decoder is still starting")
     out.print(table)
 
 
 def _add(table: Table, prefix: str, section: Mapping[str, Any]) -> None:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            _add(table, f"{prefix}{name} ", value)
-        else:
-            bytes_of = name.endswith("bytes") or name in ("on_disk", "referenced")
-            shown = exactly(value) if bytes_of and isinstance(value, int) else str(value)
-            table.add_row(escape(f"{prefix}{name}"), escape(shown))
+    for key, value in section.items():
+        # Digests: their beginning tells them apart, as in the directory's own figures.
+        name = f"{prefix}{key[:12] if _DIGEST.fullmatch(key) else key}"
+        match value:
+            case {"value": figure, "tag": tag}:
+                table.add_row(escape(name), "-" if figure is None else f"{figure:,.3g}", tag)
+            case Mapping():
+                _add(table, f"{name} ", value)
+            case [int(count), int(nbytes)]:
+                table.add_row(escape(name), f"{count:,}", exactly(nbytes))
+            case int() if key.endswith("bytes") or key in ("on_disk", "referenced"):
+                table.add_row(escape(name), exactly(value))
+            case _:
+                table.add_row(escape(name), escape(str(value)))
 
 
 def _table(title: str) -> Table:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from app import cli
+from app.cache_figures import print_section
 from mac_decoder.config import DecoderConfig
 from mac_decoder.store import index
 from mac_decoder.store.key import load_or_make
@@ -430,3 +432,21 @@ def test_the_commands_import_neither_framework(home: Home) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'mlx', 'mlx_lm', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+
+
+def test_a_decoders_figures_are_read_in_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("app.cache_figures.out", Console(width=80))
+    section = {
+        "durable": {"identities": {"ab" * 32: [6, 16_381_760]}, "on_disk": 17_000_000},
+        "derived": {
+            "hit_rate": {"value": 0.5, "tag": "measured"},
+            "joules_saved": {"value": None, "tag": "unavailable"},
+        },
+    }
+    print_section("decoder", section)
+    shown = capsys.readouterr().out
+    for expected in ("abababababab ", "16,381,760", "17,000,000", "0.5", "measured", "-", "6"):
+        assert expected in shown
+    assert "ab" * 32 not in shown
+    print_section("decoder", {})
+    assert "starting" in capsys.readouterr().out
