@@ -108,7 +108,8 @@ def _naming_the_holder(directory: Path) -> Iterator[None]:
             reason="store_locked",
             field="cache_dir",
             found=holder or None,
-            hint="stop it and try again; `baton cache stats --url URL` asks a decoder that runs",
+            hint="stop the `baton serve` that started it and try again; "
+            "`baton cache stats --url URL` asks a decoder that runs",
         ) from error
 
 

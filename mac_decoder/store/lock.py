@@ -37,7 +37,7 @@ class WriterLock:
                 reason="store_locked",
                 field="cache_dir",
                 found=owner or None,
-                hint="stop that process, give this one another --cache-dir, or use --no-disk",
+                hint="stop the `baton serve` that has it, or give another --cache-dir or --no-disk",
             ) from error
         # A fixed width: the file's size is part of what a walk counts.
         os.pwrite(self._handle, f"{os.getpid():>19}\n".encode("ascii"), 0)
