@@ -78,8 +78,8 @@ MUTANTS = (
     ),
     Mutant(
         "token comparison, live",
-        "mac_decoder/engine/live.py",
-        "return int(differ.argmax()) if differ.any() else count",
+        "mac_decoder/reuse/radix.py",
+        "return int(parted.argmax()) if parted.any() else count",
         "return count",
         (ENGINE, "-k", "not_held_is_computed or replay_of and live and llama"),
     ),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mac_decoder.keeper import Line
 from mac_decoder.reuse import facts
+from mac_decoder.reuse.radix import common_prefix
 from protocol.messages import History
 
 MOST: Final = 64
@@ -57,7 +58,7 @@ class LiveTier:
             for key, held in list(self._held.items())
             if held.space == sequence.space
             and held.position <= sequence.position
-            and _shared(held.tokens, sequence.tokens) == held.position
+            and common_prefix(held.tokens, sequence.tokens) == held.position
         ]
         self._keys += 1
         self._held[self._keys] = sequence
@@ -73,7 +74,7 @@ class LiveTier:
     def offers(self, space: bytes, prompt: NDArray[np.uint32]) -> tuple[facts.Live, ...]:
         """What each sequence shares with a prompt, for the ladder; those with nothing left out."""
         found = (
-            facts.Live(key, held.position, _shared(held.tokens, prompt))
+            facts.Live(key, held.position, common_prefix(held.tokens, prompt))
             for key, held in self._held.items()
             if held.space == space
         )
@@ -86,7 +87,7 @@ class LiveTier:
             for key, held in self._held.items()
             if held.space == space
             and held.position < len(prompt)
-            and _shared(held.tokens, prompt) == held.position
+            and common_prefix(held.tokens, prompt) == held.position
         ]
         return max(going)[1] if going else None
 
@@ -111,9 +112,3 @@ class LiveTier:
         gone = [self.take(key) for key in going[: max(0, len(self._held) - count)]]
         self.evicted += len(gone)
         return gone
-
-
-def _shared(ours: NDArray[np.uint32], prompt: NDArray[np.uint32]) -> int:
-    count = min(len(ours), len(prompt))
-    differ = ours[:count] != prompt[:count]
-    return int(differ.argmax()) if differ.any() else count

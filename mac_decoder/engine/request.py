@@ -67,7 +67,6 @@ class Reuse:
     line: Line = field(default_factory=Line)
     restored: Restored | None = None
     restore_s: float = 0.0
-    swap_s: float = 0.0
     prefill_s: float = 0.0
     evicted_bytes: int = 0
     shared: int = 0

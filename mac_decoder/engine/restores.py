@@ -118,12 +118,12 @@ class Restores:
             return
         now = time.perf_counter()
         reuse = request.reuse
-        reuse.restore_s, reuse.swap_s = now - request.stage_began, now - placed
+        reuse.restore_s = now - request.stage_began
         for name, seconds in (
             ("read", restored.read_s),
             ("verify", restored.verify_s),
             ("place", restored.place_s),
-            ("swap", reuse.swap_s),
+            ("swap", now - placed),
         ):
             request.add_phase(name, seconds * 1e3)
         request.stage_began = now

@@ -79,7 +79,7 @@ class Sequences:
         generation = request.generation
         if self.keeper is None or not generation.reuse or generation.lane == "remote":
             return
-        prompt = np.array(generation.tokens, dtype=np.uint32)
+        prompt = request.reuse.looked.tokens
         key = self.live.continued_by(self.keeper.space(generation.salt), prompt)
         if key is not None and key not in self._promised.values():
             self._promised[request.key] = key

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 
 from mac_decoder.handoff.client import ProducerLink
@@ -20,84 +16,12 @@ from mac_decoder.handoff.generations import Generations
 from mac_decoder.handoff.trust import trust_of_key
 from protocol.errors import TransferError
 from protocol.layouts_named import named, stand_in_identity
+from tests.e2e.running import until
 from tests.mac_decoder.handoff.producer import Memory
-from tests.mac_decoder.test_node import Decoder
 
 KEY = bytes(range(32))
 SYNTHETIC = "muse-glimmer"
 LONG = "the ferry leaves at nine and carries letters, bicycles and bread " * 12
-
-
-class RunningProducer:
-    """``python -m gb10_producer`` with these arguments; its stdout's ready lines are awaited."""
-
-    def __init__(self, state: Path, *args: str, key: bytes | None = None) -> None:
-        self.log_path = state / "producer.log"
-        command = [sys.executable, "-m", "gb10_producer", *args]
-        inherited: tuple[int, ...] = ()
-        if key is not None:
-            reading, writing = os.pipe()
-            os.write(writing, key)
-            os.close(writing)
-            inherited = (reading,)
-            command += ["--key-fd", str(reading)]
-        with self.log_path.open("a") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, pass_fds=inherited
-            )
-        for descriptor in inherited:
-            os.close(descriptor)
-        self.url = ""
-
-    def await_ready(self) -> RunningProducer:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("ready ws"), self.log_path.read_text()
-        self.url = line.split()[1]
-        return self
-
-    def kill_the_one_that_computes(self) -> None:
-        psutil.Process(self.process.pid).children()[0].kill()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(15)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@pytest.fixture
-def produce(tmp_path: Path) -> Iterator[Callable[..., RunningProducer]]:
-    made: list[RunningProducer] = []
-
-    def make(*args: str, key: bytes | None = None) -> RunningProducer:
-        made.append(RunningProducer(tmp_path, *args, key=key))
-        return made[-1]
-
-    yield make
-    for running in made:
-        running.close()
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Decoder]]:
-    made: list[Decoder] = []
-
-    def make(*args: str, key: bytes | None = None) -> Decoder:
-        made.append(Decoder(tmp_path, *args, key=key))
-        return made[-1]
-
-    yield make
-    for running in made:
-        running.close()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_producer_killed_in_mid_handoff_and_started_again(produce, tmp_path):

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mac_decoder.store.store import Store
-from tests.e2e.test_handoff import RunningProducer
+from tests.e2e.running import RunningProducer, until
 from tests.mac_decoder.engine.drive import loaded_copy
 from tests.mac_decoder.test_node import Decoder
 
 SYSTEM = "You answer about trains, ferries and the bicycles that they carry. " * 8
 DOTS = 5
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Decoder]]:
-    made: list[Decoder] = []
-
-    def make(*args: str, key: bytes | None = None) -> Decoder:
-        made.append(Decoder(tmp_path, *args, key=key))
-        return made[-1]
-
-    yield make
-    for running in made:
-        running.close()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
