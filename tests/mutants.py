@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "turn cut: where the answer ended",
         "mac_decoder/engine/sequences.py",
-        '        self._keep(request, Due(left.caches, position, "turn"), tokens)\n',
-        "",
+        'kept = self._taken(request, Cut(left.caches, position, "turn"), tokens)',
+        "kept = None",
         (ENGINE, "-k", "end_of_a_turn"),
     ),
     Mutant(
