@@ -246,6 +246,11 @@ def clipped(history: Sequence[History], position: int) -> tuple[History, ...]:
     )
 
 
+def mixed(history: Sequence[History]) -> bool:
+    """Whether rows were made by more than one recipe."""
+    return len({span.recipe for span in history}) > 1
+
+
 def replayable(history: Sequence[History], position: int) -> bool:
     """Whether a history that ends at ``position`` tells how the rows below it were made.
 

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from numpy.typing import ArrayLike
 
-from mac_decoder.reuse.cut import BlockBody, CutBody, check_block, check_cut
+from mac_decoder.reuse.cut import BlockBody, CutBody, check_block, check_cut, mixed
 from mac_decoder.reuse.facts import Holding, Publication, offers
 from mac_decoder.reuse.held import (
     Put,
@@ -147,7 +147,7 @@ class Resident:
                 pinned_bytes=self._kept_bytes(()),
                 cuts=len(cuts),
                 blocks=sum(len(variants) for variants in self._blocks.values()),
-                mixed=sum(len({span.recipe for span in c.body.history}) > 1 for c in cuts),
+                mixed=sum(mixed(cut.body.history) for cut in cuts),
                 evicted_cuts=self._evicted_cuts,
                 evicted_bytes=self._evicted_bytes,
                 publications=dict(Counter(cut.publication for cut in cuts)),

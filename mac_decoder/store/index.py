@@ -24,7 +24,7 @@ NAME: Final = "index.sqlite"
 FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
 
 _APPLICATION: Final = 0x4241544E
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PAGE: Final = 4096
 _FRAME: Final = _PAGE + 24
 _TREE_PAGES: Final = 24
@@ -41,7 +41,7 @@ CREATE TABLE node (
 CREATE TABLE cut (
     name BLOB PRIMARY KEY, file BLOB NOT NULL, namespace BLOB NOT NULL, node INTEGER NOT NULL,
     position INTEGER NOT NULL, bytes INTEGER NOT NULL, role TEXT NOT NULL,
-    parent BLOB NOT NULL, used INTEGER NOT NULL, sum BLOB NOT NULL
+    parent BLOB NOT NULL, used INTEGER NOT NULL, mixed INTEGER NOT NULL, sum BLOB NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -57,7 +57,7 @@ class NodeRow(NamedTuple):
 
 
 class CutRow(NamedTuple):
-    """A held cut; ``node`` 0 and ``parent`` empty stand for none."""
+    """A held cut; ``node`` 0 and ``parent`` empty stand for none, ``mixed`` 1 for yes."""
 
     name: bytes
     file: bytes
@@ -68,6 +68,7 @@ class CutRow(NamedTuple):
     role: Role
     parent: bytes
     used: int
+    mixed: int
 
 
 @dataclass
@@ -284,7 +285,7 @@ def _check(content: Content) -> None:
 
 def _well_formed(cut: CutRow) -> bool:
     names: Iterable[object] = (cut.name, cut.file, cut.space, cut.parent)
-    numbers: Iterable[object] = (cut.position, cut.nbytes, cut.used)
+    numbers: Iterable[object] = (cut.position, cut.nbytes, cut.used, cut.mixed)
     return (
         all(isinstance(value, bytes) for value in names)
         and all(isinstance(value, int) and value >= 0 for value in numbers)

@@ -60,7 +60,10 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Cut:
-    """A held cut. ``file`` is its file's digest, ``parent`` the deepest held cut it extends."""
+    """A held cut. ``file`` is its file's digest, ``parent`` the deepest held cut it extends.
+
+    ``mixed``: it has rows of more than one recipe.
+    """
 
     name: bytes
     file: bytes
@@ -70,6 +73,7 @@ class Cut:
     nbytes: int
     role: Role
     used: int = 0
+    mixed: bool = False
     parent: Cut | None = None
     children: set[Cut] = field(default_factory=set)
     pins: int = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mac_decoder.reuse.cut import BlockBody, CutBody, block_sizes, rest_regions
+from mac_decoder.reuse.cut import BlockBody, CutBody, block_sizes, mixed, rest_regions
 from mac_decoder.store import names
 from mac_decoder.store.draft import Draft
 from mac_decoder.store.holdings import MOST_TOUCHED, Holdings
@@ -218,6 +218,7 @@ class Publication:
             position=order.cut.position,
             nbytes=nbytes,
             role=order.role,
+            mixed=mixed(order.cut.history),
         )
         row = cut_row(cut)._replace(
             node=rows[-1].id if rows else self._node.number if self._node else NO_NODE,

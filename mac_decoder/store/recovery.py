@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from mac_decoder.reuse.cut import mixed
 from mac_decoder.store import index, names
 from mac_decoder.store.files import Found
 from mac_decoder.store.index import Change, Content, CutRow, NodeRow
@@ -80,7 +81,7 @@ class _Recovery:
                 del self.files[path]
                 cut = Cut(
                     row.name, row.file, row.space, nodes[row.node], row.position, row.nbytes,
-                    row.role, row.used,
+                    row.role, row.used, bool(row.mixed),
                 )  # fmt: skip
                 cut.withheld = "" if whole[row.node] else "incomplete"
                 ledger.add_cut(cut, None)
@@ -135,7 +136,7 @@ class _Recovery:
         assert digest is not None
         cut = Cut(
             manifest.name, digest, manifest.space, node, manifest.position, manifest.nbytes,
-            manifest.role,
+            manifest.role, mixed=mixed(manifest.history),
         )  # fmt: skip
         ancestors = ledger.ancestors(manifest.space, manifest.blocks, manifest.tokens)
         ledger.add_cut(cut, ancestors[-1] if ancestors else None)
@@ -238,5 +239,6 @@ def cut_row(cut: Cut) -> CutRow:
     node = cut.node.number if cut.node else NO_NODE
     parent = cut.parent.name if cut.parent else b""
     return CutRow(
-        cut.name, cut.file, cut.space, node, cut.position, cut.nbytes, cut.role, parent, cut.used
-    )
+        cut.name, cut.file, cut.space, node, cut.position, cut.nbytes, cut.role, parent, cut.used,
+        int(cut.mixed),
+    )  # fmt: skip

@@ -71,7 +71,7 @@ class StoreStats:
     ``referenced``: summed per conversation, shared blocks in each. ``on_disk``: every file
     below the directory, as a walk counts it; the cap's figure. ``identities`` counts held cuts
     by the digest of their identity in hexadecimal; ``kinds`` other files, by kind; ``counts``
-    what happened since the start.
+    what happened since the start. ``mixed`` cuts have rows of more than one recipe.
     """
 
     cap_bytes: int
@@ -80,6 +80,7 @@ class StoreStats:
     referenced: int
     cuts: int
     withheld: int
+    mixed: int
     blocks: int
     block_bytes: int
     identities: Mapping[str, Tally]
@@ -390,6 +391,7 @@ class Store:
                 referenced=ledger.referenced(),
                 cuts=len(cuts),
                 withheld=sum(bool(cut.withheld) for cut in cuts),
+                mixed=sum(cut.mixed for cut in cuts),
                 blocks=len(present),
                 block_bytes=sum(present),
                 identities=by_identity,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mac_decoder.reuse.cut import mixed
 from mac_decoder.store import index, names
 from mac_decoder.store.holdings import Holdings
 from mac_decoder.store.ledger import BlockFile, Cut
@@ -103,7 +104,7 @@ class Verifier:
             good = self._held.reader.digest(path, self._cancelled) == cut.file
             if not good or manifest.name != cut.name or manifest.files != files[::-1]:
                 raise IntegrityError("", reason="digest_differs", field=path)
-            self._result.mixed += len({span.recipe for span in manifest.history}) > 1
+            self._result.mixed += mixed(manifest.history)
         except IntegrityError as error:
             if not self._dry_run:
                 self._quarantine.find(error, cut)

@@ -25,7 +25,9 @@ def node(number: int, parent: int = 0) -> NodeRow:
 
 
 def cut(number: int, at: int = 0) -> CutRow:
-    return CutRow(name(number), name(number + 1), name(0), at, 300, 5000, "turn", b"", number)
+    return CutRow(
+        name(number), name(number + 1), name(0), at, 300, 5000, "turn", b"", number, number % 2
+    )
 
 
 def filled(directory: Path) -> Index:
@@ -87,7 +89,7 @@ def test_one_connection_owns_it(tmp_path: Path) -> None:
         "DELETE FROM node WHERE id = 1",
         "DELETE FROM space",
         "UPDATE owner SET number = 'other'",
-        "PRAGMA user_version = 2",
+        "PRAGMA user_version = 1",
         "PRAGMA application_id = 1",
         "DROP TABLE cut",
         "ALTER TABLE cut ADD COLUMN more TEXT",

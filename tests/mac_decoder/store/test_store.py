@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from mac_decoder.store import index
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.publishing import Published
 from mac_decoder.store.store import Store
 from protocol.layout import Layout
-from tests.mac_decoder.reuse.made import FULL, LAYOUTS, RECURRENT, SLIDING
+from protocol.messages import History
+from tests.mac_decoder.reuse.made import (
+    DECODE,
+    FULL,
+    LAYOUTS,
+    PREFILL,
+    RECURRENT,
+    SLIDING,
+    made_of,
+)
 from tests.mac_decoder.store.made import (
     IDENTITY,
     KEY,
@@ -181,6 +191,31 @@ def test_a_step_that_another_cut_extends_too_is_shared(tmp_path: Path, disk: Sim
         store.read(name_of(SLIDING, ours[:256]), into)
         publish(store, SLIDING, ours)
         assert serves(store, SLIDING, ours[:256])
+
+
+def test_cuts_of_mixed_histories_are_counted_and_no_file_is_read_for_it(
+    tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    texts = {length: conversation(length, length) for length in (100, 200, 300)}
+    histories = {
+        100: (History(0, 100, PREFILL),),
+        200: (History(0, 150, PREFILL), History(150, 200, PREFILL)),
+        300: (History(0, 299, PREFILL), History(299, 300, DECODE)),
+    }
+    with opened(tmp_path, disk) as store:
+        for length, tokens in texts.items():
+            made_as = made_of(SLIDING, tokens, space=SPACE, history=histories[length])
+            store.publish(SPACE, IDENTITY, *made_as)
+        assert store.stats().mixed == 1
+    disk.log.clear()
+    with opened(tmp_path, disk) as store:
+        assert store.stats().mixed == 1
+        assert "open" not in disk.log
+    index.remove(tmp_path)
+    with opened(tmp_path, disk) as store:
+        assert store.stats().mixed == 1
+        store.clear()
+        assert store.stats().mixed == 0
 
 
 def test_files_and_directories_are_private_and_out_of_backups(tmp_path: Path) -> None:
