@@ -374,7 +374,7 @@ class Keeper:
     # -- what became of it
 
     def _told(self, job: Job, outcome: Published | Refused) -> None:
-        self._resident.settle(job.name, _settled(outcome))
+        self._resident.settle(job.name, _settled(job.name, outcome))
         if isinstance(outcome, Refused):
             self._count(outcome.reason)
             log.warning("a cut is not on disk (%s)", outcome.reason)
@@ -383,13 +383,15 @@ class Keeper:
         """The store's listener.
 
         What is damaged on disk is not served from memory either; what had to go for want of
-        space still is.
+        space still is, and so is a step whose extension is there in its place.
         """
         log_event(event)
         match event:
             case Invalid(cuts=names):
                 for name in names:
                     self._resident.settle(name, "invalid")
+            case Deleting(cut=name, reason="superseded") if name:
+                self._resident.settle(name, "superseded", was="published")
             case Deleting(cut=name, reason="room" | "prune" | "clear") if name:
                 self._resident.settle(name, "out_of_space", was="published")
             case _:
@@ -457,9 +459,9 @@ def _name(action: Restore) -> bytes:
     return action.key
 
 
-def _settled(outcome: Published | Refused) -> Publication:
+def _settled(name: bytes, outcome: Published | Refused) -> Publication:
     if isinstance(outcome, Published):
-        return "published"
+        return "superseded" if name in outcome.superseded else "published"
     # The queue, like the disk, had no room: nothing was found to be wrong.
     roomless = outcome.out_of_space or outcome.reason in ("publisher_behind", "store_closed")
     return "out_of_space" if roomless else "refused"
@@ -476,8 +478,8 @@ def _related(one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
 
 
 def _outran(resident: Holding, durable: Holding) -> bool:
-    """Whether memory says of a cut that it is on disk, where it was not found."""
+    """Whether memory says of a cut, or of an extension, that it is on disk, and the disk not."""
     return any(
-        offer.publication == "published" and offer.shared > durable.shared
+        offer.publication in ("published", "superseded") and offer.shared > durable.shared
         for offer in resident.offers
     )

@@ -14,10 +14,11 @@ from protocol.messages import History
 
 Lane = Literal["auto", "local", "remote"]
 FetchedTier = Literal["resident", "durable"]
-Publication = Literal["pending", "published", "out_of_space", "refused", "invalid"]
+Publication = Literal["pending", "published", "superseded", "out_of_space", "refused", "invalid"]
 """What became of a resident cut's way to the durable tier.
 
-``pending``: not ended. ``published``: committed. ``out_of_space``: the cap, the floor or the
+``pending``: not ended. ``published``: committed. ``superseded``: a true extension is committed
+in its place, and vouches for it. ``out_of_space``: the cap, the floor or the
 queue left no room, or took it away again. ``refused``: the durable tier would not have it.
 ``invalid``: its bytes were found to differ from those that were authenticated.
 """

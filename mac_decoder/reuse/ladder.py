@@ -66,15 +66,16 @@ def served_depth(offer: Offer, durable: Holding | None) -> int:
     """Invariant 4: how deep the resident tier may serve out of ``offer``.
 
     Without a durable tier as deep as it holds. With one, as deep as the deepest authenticated
-    cut of the same chain; the whole cut while its own publication is pending, and where space
-    was all that was lacking; nothing of it once that ended as refused or invalid.
+    cut of the same chain, be it this one or what superseded it; the whole cut while its own
+    publication is pending, and where space was all that was lacking; nothing of it once that
+    ended as refused or invalid.
     """
     if durable is None:
         return offer.position
     match offer.publication:
         case "pending" | "out_of_space":
             return offer.position
-        case "published":
+        case "published" | "superseded":
             return min(offer.position, durable.shared)
         case "refused" | "invalid":
             return 0

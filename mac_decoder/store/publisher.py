@@ -174,7 +174,9 @@ class Publisher:
             if each is not job:
                 mine = replace(outcome, name=name, position=position)
                 if isinstance(mine, Published):
-                    mine = Published(name, position, superseded=(name,))
+                    held = self._store.holds(name)
+                    gone = () if held else (name,)
+                    mine = Published(name, position, existed=held, superseded=gone)
             self._told(each, mine)
             each.release()
 

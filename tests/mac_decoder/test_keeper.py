@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,25 @@ def test_a_cut_that_is_gone_is_a_miss_and_not_an_error(keeper: Keeper) -> None:
     assert keeper.restore(gone, lambda *_: memoryview(b""), lambda: False).result(20) is None
     gone = Restore("durable", bytes(32), 300, 300)
     assert keeper.restore(gone, lambda *_: memoryview(b""), lambda: False).result(20) is None
+
+
+def test_memory_does_not_claim_of_a_superseded_step_that_it_is_on_disk(keeper: Keeper) -> None:
+    """Whether it was there and was deleted, or never got there since its extension came first."""
+    line = Line()
+    for count in (300, 600):
+        keeper.keep(replace(kept(keeper, tokens(count), line), role="step"))
+        assert keeper.drain(20)
+    keeper.keep(kept(keeper, tokens(900), line))
+    assert keeper.drain(20)
+    status = keeper.status()
+    assert status["durable"]["cuts"] == 1
+    assert status["resident"]["publications"] == {"superseded": 2, "published": 1}
+    # It serves on, since what extends it is there.
+    assert placed(keeper, tokens(600), "resident") == expected(tokens(600))
+    offers = keeper.look((*tokens(600), 1)).result(20).resident.offers
+    assert [(offer.position, offer.publication) for offer in offers if offer.shared == 600] == [
+        (600, "superseded")
+    ]
 
 
 def test_nothing_shows_a_token(keeper: Keeper) -> None:

@@ -242,6 +242,8 @@ CLAUSES: list[tuple[str, Publication, Holding | None, int]] = [
         holding(offer(980, 600)),
         600,
     ),
+    ("superseded: what extends it vouches for it", "superseded", holding(offer(950, 900)), 900),
+    ("superseded, and the extension is gone too", "superseded", holding(offer(512)), 512),
     ("pending serves by itself", "pending", NOTHING, 900),
     ("pending serves past the authenticated cut", "pending", holding(offer(512)), 900),
     ("out of space is not a cap", "out_of_space", NOTHING, 900),

@@ -447,7 +447,7 @@ def test_what_may_not_serve_is_not_pinned_to_serve(ended: Publication) -> None:
     pinned.release()
 
 
-@pytest.mark.parametrize("was", ["pending", "refused", "invalid", "out_of_space"])
+@pytest.mark.parametrize("was", ["pending", "refused", "invalid", "out_of_space", "superseded"])
 def test_a_settlement_of_what_was_not_so_changes_nothing(was: Publication) -> None:
     tier = Resident(PLENTY)
     key = put(tier, [1, 2, 3])

@@ -100,10 +100,10 @@ def served(layout: Layout, tier: Resident, store: Store, action: Restore) -> Des
     return memory
 
 
-def settled(outcome: Published | Refused) -> Publication:
-    """What a publication's outcome means for the resident cut."""
+def settled(name: bytes, outcome: Published | Refused) -> Publication:
+    """What a publication's outcome means for the resident cut ``name``."""
     if isinstance(outcome, Published):
-        return "published"
+        return "superseded" if name in outcome.superseded else "published"
     return "out_of_space" if outcome.out_of_space else "refused"
 
 
@@ -175,17 +175,18 @@ class Together(RuleBasedStateMachine):
                 self.lose(name)
         elif isinstance(event, Deleting) and event.cut:
             # Not for a prune: so there are published cuts here that outlive what vouched for them.
-            if event.reason == "room":
-                self.tier.settle(event.cut, "out_of_space", was="published")
+            became: dict[str, Publication] = {"room": "out_of_space", "superseded": "superseded"}
+            if event.reason in became:
+                self.tier.settle(event.cut, became[event.reason], was="published")
                 held = self.resident.get(event.cut)
                 if held and held.publication == "published":
-                    held.publication = "out_of_space"
+                    held.publication = became[event.reason]
             self.lose(event.cut)
 
     def told(self, name: bytes, known: Known, outcome: Published | Refused) -> None:
-        self.tier.settle(name, settled(outcome))
+        self.tier.settle(name, settled(name, outcome))
         if name in self.resident:
-            self.resident[name].publication = settled(outcome)
+            self.resident[name].publication = settled(name, outcome)
         if isinstance(outcome, Refused):
             # A crash may undo that its files were removed again.
             self.lost.setdefault(name, []).append(Stored(known.tokens, known.rows))
@@ -452,7 +453,7 @@ class Together(RuleBasedStateMachine):
             held = self.resident[action.key]
             assert held.publication not in BARRED
             assert action.position <= common(held.tokens, prompt)
-            if held.publication == "published":
+            if held.publication in ("published", "superseded"):
                 assert action.position <= vouched
         free = [
             len(held.tokens)
@@ -525,6 +526,8 @@ class Together(RuleBasedStateMachine):
     def both_tiers_hold_what_the_dictionaries_say(self) -> None:
         for name, known in self.resident.items():
             assert self.tier.publication(name) == known.publication
+            if known.publication == "superseded":
+                assert not self.store.holds(name)
         assert self.tier.stats().cuts == len(self.resident)
         for name, stored in self.durable.items():
             assert self.store.holds(name) or not stored.promised
@@ -593,11 +596,14 @@ def test_threads_are_served_right_bytes_while_both_tiers_change(tmp_path: Path) 
     served_by: list[str] = []
 
     def heard(event: Event) -> None:
-        if isinstance(event, Deleting) and event.cut and event.reason == "room":
-            tier.settle(event.cut, "out_of_space", was="published")
+        if isinstance(event, Deleting) and event.cut and event.reason in ("room", "superseded"):
+            became = "out_of_space" if event.reason == "room" else "superseded"
+            tier.settle(event.cut, became, was="published")
 
     store = Store.open(tmp_path, bytes(32), 1 << 30, 0, listener=heard)
-    publisher = Publisher(store, lambda job, outcome: tier.settle(job.name, settled(outcome)))
+    publisher = Publisher(
+        store, lambda job, outcome: tier.settle(job.name, settled(job.name, outcome))
+    )
     texts = [tokens[:length] for tokens in TEXTS for length in (300, 512, 620)]
     stop = threading.Event()
 

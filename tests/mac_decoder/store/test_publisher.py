@@ -119,6 +119,33 @@ def test_steps_that_a_waiting_cut_extends_are_not_written(
         assert served == [400, 900]
 
 
+def test_a_step_that_is_on_disk_already_is_not_said_to_be_superseded(
+    tmp_path: Path, outcomes: Outcomes
+) -> None:
+    disk = Held()
+    disk.may.set()
+    with opened(tmp_path, disk) as store:
+        publisher = Publisher(store, outcomes.tell)
+        publisher.submit(outcomes.job(TOKENS[:256]))
+        assert publisher.drain(30)
+        disk.may.clear()
+        disk.waits.clear()
+        publisher.submit(outcomes.job(conversation(20, 7)))
+        assert disk.waits.wait(30)
+        publisher.submit(outcomes.job(TOKENS[:256], "step"))
+        publisher.submit(outcomes.job(TOKENS[:512], "step"))
+        publisher.submit(outcomes.job(TOKENS))
+        disk.may.set()
+        publisher.close()
+        said = {
+            outcome.position: (outcome.existed, bool(outcome.superseded))
+            for _, outcome in outcomes.told[2:]
+            if isinstance(outcome, Published)
+        }
+        assert said == {256: (True, False), 512: (False, True), 900: (False, False)}
+        assert serves(store, SLIDING, TOKENS[:256])
+
+
 def test_steps_share_a_refusal(tmp_path: Path, outcomes: Outcomes) -> None:
     disk = Held()
     with opened(tmp_path, disk) as store:
