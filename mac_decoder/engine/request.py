@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mac_decoder.engine.batch import Member
 from mac_decoder.engine.cuts import Role
 from mac_decoder.engine.events import Generation, Report, Source
+from mac_decoder.engine.member import Member
 from mac_decoder.keeper import Kept, Line, Looked, Restored
 from mac_decoder.reuse.accounting import Served, recomputed_bytes
 from mac_decoder.reuse.facts import Plan

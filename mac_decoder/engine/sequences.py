@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from mac_decoder.engine.admission import cache_bytes
-from mac_decoder.engine.batch import Left
 from mac_decoder.engine.live import MOST, LiveSequence, LiveTier
+from mac_decoder.engine.member import Left
 from mac_decoder.engine.request import Cut, Request
 from mac_decoder.keeper import Keeper, Kept, Line, Restored
 from mac_decoder.kv.install import canonical, check_position, detach, views

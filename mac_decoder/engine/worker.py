@@ -23,7 +23,6 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from mac_decoder.engine.admission import cache_bytes
-from mac_decoder.engine.batch import Groups, Left, Member, Step
 from mac_decoder.engine.events import (
     Event,
     Failed,
@@ -35,6 +34,8 @@ from mac_decoder.engine.events import (
     Token,
 )
 from mac_decoder.engine.fill import Answers, Filling
+from mac_decoder.engine.groups import Groups
+from mac_decoder.engine.member import Left, Member, Step
 from mac_decoder.engine.memory import cache_budget, default_step, resident_budget
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill

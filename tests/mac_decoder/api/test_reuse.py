@@ -63,8 +63,14 @@ class Chat:
 
 
 def end_of(answer: dict[str, Any]) -> int:
-    """The position of the cache when the answer ended: its prompt and all that was generated."""
-    return answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+    """The position of the cache when the answer ended: its prompt and all that was fed.
+
+    The last token of an answer that its length ends is fed to nothing.
+    """
+    (choice,) = answer["choices"]
+    usage = answer["usage"]
+    unfed = choice["finish_reason"] == "length"
+    return usage["prompt_tokens"] + usage["completion_tokens"] - unfed
 
 
 def source(answer: dict[str, Any]) -> tuple[str, int]:

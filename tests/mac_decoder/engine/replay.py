@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.generate import _merge_caches
 from mlx_lm.models.cache import make_prompt_cache
 
 from mac_decoder.engine.model import LoadedModel
@@ -47,11 +46,9 @@ class Replay:
         return logits
 
     def _decode(self, span: History) -> None:
-        batch = _merge_caches([self.caches])
         for position in range(span.first, span.last):
-            logits = self._feed(batch, [self._tokens[position]])[:, -1, :]
+            logits = self._feed(self.caches, [self._tokens[position]])[:, -1, :]
             self.drawn[position] = int(mx.argmax(logits, axis=-1).item())
-        self.caches = [cache.extract(0) for cache in batch]
 
     def differences(self, rows: dict[tuple[int, int], np.ndarray]) -> list[tuple[int, int]]:
         """The places whose bytes are not those of ``rows``."""

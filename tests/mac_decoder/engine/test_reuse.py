@@ -79,7 +79,7 @@ def check_replay(loaded: LoadedModel, live: LiveSequence, answer: Told) -> None:
     rows = extract(live.caches, loaded.layout, live.position)
     assert replay.differences(rows) == []
     first = live.position - len(answer.tokens)
-    assert answer.tokens == [replay.drawn[position - 1] for position in range(first, live.position)]
+    assert answer.tokens == [replay.drawn[position] for position in range(first, live.position)]
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def check_warm(
         tokens, held = prompt(length + 1, length), length
         if tier == "live":
             tokens = (*last_tokens(engine, tokens), *prompt(70, length + 1))
-            held = length + 10
+            held = length + 9
         elif tier == "durable":
             keeper = engine._worker._keeper
             assert keeper is not None
@@ -254,11 +254,11 @@ def test_the_end_of_a_turn_is_kept(checkpoint: Checkpoint, name: str) -> None:
             await told(it, ask(tokens, 7))
             await settled(it)
             spoken = tuple(last_live(it).tokens.tolist())
-            assert len(spoken) == 107
+            assert len(spoken) == 106
             it._worker._sequences.close()
             warm = await told(it, ask((*spoken, *prompt(20, 6)), 12))
             report = warm.finished.report
-            assert (report.source, report.reused_tokens) == ("resident", 107)
+            assert (report.source, report.reused_tokens) == ("resident", 106)
             cold = await told(it, ask((*spoken, *prompt(20, 6)), 12, reuse=False))
             assert warm.tokens == cold.tokens
 
