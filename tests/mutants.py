@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "a restored state is the saved one",
-        "mac_decoder/keeper.py",
+        "mac_decoder/tiers/restores.py",
         "np.copyto(target[start : start + _CHUNK], rows[start : start + _CHUNK])",
         "target[start : start + _CHUNK].fill(0)",
         (ENGINE, "-k", "replay_of and resident and qwen3_next"),

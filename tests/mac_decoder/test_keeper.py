@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mac_decoder import keeper as module
 from mac_decoder.keeper import Keeper, Kept, Line
 from mac_decoder.reuse.facts import Restore
 from mac_decoder.reuse.resident import Resident
 from mac_decoder.store.store import Store
+from mac_decoder.tiers import waiting
 from protocol.blocks import BLOCK
 from protocol.identity import Identity
 from protocol.layout import regions
@@ -131,7 +131,7 @@ def test_a_prompt_waits_for_its_own_beginning_and_a_stranger_for_nobody(
 def test_too_much_at_once_is_refused_before_it_is_made(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_QUEUED", 1000)
+    monkeypatch.setattr(waiting, "MOST_QUEUED", 1000)
     go, put = threading.Event(), Resident.put
 
     def slow(*arguments: object, **named: object) -> object:
@@ -209,4 +209,4 @@ def test_nothing_shows_a_token(keeper: Keeper) -> None:
 
 def _settle(keeper: Keeper) -> None:
     """Wait until the keeping thread has done what it was told."""
-    keeper._ordered.submit(lambda: None).result(20)
+    keeper._keeping._ordered.submit(lambda: None).result(20)

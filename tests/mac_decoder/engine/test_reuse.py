@@ -29,6 +29,8 @@ from mac_decoder.kv import shadow
 from mac_decoder.kv.install import extract
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.store import Store
+from mac_decoder.tiers import restores
+from mac_decoder.tiers.lookups import Lookups
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import EngineFault, TransferError
 from protocol.identity import Identity
@@ -430,12 +432,12 @@ def test_a_restore_that_breaks_costs_a_rung(
         async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
             cold = await told(engine, ask(tokens, 4))
             await settled(engine)
-            monkeypatch.setattr(Keeper, "_from_memory", breaking)
-            monkeypatch.setattr(Keeper, "_from_disk", breaking)
+            monkeypatch.setattr(restores, "from_memory", breaking)
+            monkeypatch.setattr(restores, "from_disk", breaking)
             warm = await told(engine, ask(tokens, 4))
             assert (warm.finished.report.source, warm.tokens) == ("local", cold.tokens)
             assert "restore_broke" in warm.finished.report.reasons
-            monkeypatch.setattr(Keeper, "_look", breaking)
+            monkeypatch.setattr(Lookups, "_look", breaking)
             again = await told(engine, ask(tokens, 4))
             assert (again.finished.report.source, again.tokens) == ("local", cold.tokens)
             assert "lookup_broke" in again.finished.report.reasons
@@ -444,13 +446,13 @@ def test_a_restore_that_breaks_costs_a_rung(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("stage", ["_look", "_from_memory"])
+@pytest.mark.parametrize(("room", "stage"), [(Lookups, "_look"), (restores, "from_memory")])
 def test_a_client_that_leaves_while_it_waits_for_a_tier_leaves_nothing(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, stage: str
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, room: object, stage: str
 ) -> None:
     """No bytes stay reserved, no cut stays pinned, and the next request is served."""
     path, tokens = checkpoint("muse_glimmer"), prompt(300)
-    work, entered, go = getattr(Keeper, stage), threading.Event(), threading.Event()
+    work, entered, go = getattr(room, stage), threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> object:
         entered.set()
@@ -464,7 +466,7 @@ def test_a_client_that_leaves_while_it_waits_for_a_tier_leaves_nothing(
             await settled(engine)
             engine._worker._sequences.close()
             await asyncio.to_thread(keeper.drain)
-            monkeypatch.setattr(Keeper, stage, slow)
+            monkeypatch.setattr(room, stage, slow)
             stream = engine.submit(ask(tokens, 4))
             await asyncio.to_thread(entered.wait, 20)
             stream.cancel()

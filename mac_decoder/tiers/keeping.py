@@ -1,0 +1,232 @@
+"""Keeping cuts, in the order in which they were handed over, and publishing what is kept.
+
+One thread compares and copies; publishing has a thread of its own (``store/publisher``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mac_decoder.reporting import traced
+from mac_decoder.reuse.cut import Bytes, Place, divide
+from mac_decoder.reuse.facts import Publication
+from mac_decoder.reuse.line import Line
+from mac_decoder.reuse.resident import Resident
+from mac_decoder.store.events import Deleting, Event, Invalid
+from mac_decoder.store.manifest import Role
+from mac_decoder.store.publisher import Job, Publisher
+from mac_decoder.store.publishing import Published, Refused
+from mac_decoder.store.store import Store
+from mac_decoder.tiers.waiting import Waiting
+from protocol.errors import BatonError
+from protocol.identity import Identity
+from protocol.layout import Layout
+from protocol.messages import History
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cut to keep: rows from ``line.blocks`` whole blocks on, window rows and states.
+
+    ``tokens`` are all that are in the cache. A cut that came from the durable tier is not
+    published again.
+    """
+
+    line: Line
+    space: bytes
+    tokens: NDArray[np.uint32] = field(repr=False)
+    rows: Mapping[Place, Bytes] = field(repr=False)
+    known: int
+    history: tuple[History, ...]
+    role: Role
+    publish: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return sum(array.nbytes for array in self.rows.values())
+
+
+class Keeping:
+    """Takes cuts into the resident tier and has them published. Any thread may call."""
+
+    def __init__(
+        self, identity: Identity, layout: Layout, resident: Resident, waiting: Waiting
+    ) -> None:
+        """Without a durable tier until :meth:`attach`."""
+        self._identity = identity
+        self._layout = layout
+        self._resident = resident
+        self._waiting = waiting
+        self._publisher: Publisher | None = None
+        self._ordered = ThreadPoolExecutor(1, thread_name_prefix="baton-keep")
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def attach(self, store: Store) -> None:
+        """Publish from now on."""
+        self._publisher = Publisher(store, self._told)
+
+    # -- in the caller's thread
+
+    def accepts(self, nbytes: int) -> bool:
+        """Whether so many bytes of rows may be handed over now; false is counted."""
+        good = self._waiting.accepts(nbytes)
+        if not good:
+            self._count("keeper_behind")
+        return good
+
+    def keep(self, kept: Kept) -> None:
+        """Queue a cut."""
+        number = self._waiting.add(kept.space, kept.tokens, kept.nbytes)
+        self._submit(self._keep, kept, number)
+
+    def let_go(self, line: Line) -> None:
+        """The sequence is not gone on with; its kept cuts may be evicted."""
+        self._submit(line.release)
+
+    def rest(self, line: Line) -> None:
+        """The sequence may be gone on with later; until then its kept cuts may be evicted."""
+        self._submit(line.rest)
+
+    def wake(self, line: Line) -> None:
+        """The sequence is gone on with, on what is still there of its kept cuts."""
+        self._submit(line.wake, self._resident)
+
+    def counts(self) -> dict[str, int]:
+        """How often what happened."""
+        with self._lock:
+            return dict(self._counts)
+
+    def publishing(self) -> int:
+        """Cuts whose publication has not ended."""
+        return self._publisher.waiting() if self._publisher is not None else 0
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was to be kept is, and published; whether that was reached."""
+        kept = self._waiting.drain(timeout_s)
+        return kept and (self._publisher is None or self._publisher.drain(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Keep and publish what waits, for so long; whether all was published."""
+        self._ordered.shutdown(wait=True)
+        return self._publisher is None or self._publisher.close(timeout_s)
+
+    # -- in the keeping thread
+
+    def _submit(self, work: Callable[..., None], *arguments: object) -> None:
+        self._ordered.submit(work, *arguments).add_done_callback(self._ended)
+
+    def _ended(self, outcome: Future[None]) -> None:
+        error = outcome.exception()
+        if error is not None:
+            log.error("a cut could not be kept: %s", traced(error))
+            self._count("keep_failed")
+
+    def _keep(self, kept: Kept, number: int) -> None:
+        try:
+            self._put(kept)
+        except BatonError as error:
+            # A fault of ours, which costs a later prompt a hit and nobody an answer.
+            log.error("a cut was not kept: %s (%s)", error.message, error.reason)
+            self._count("keep_failed")
+            kept.line.broken = True
+        finally:
+            self._waiting.remove(number)
+
+    def _put(self, kept: Kept) -> None:
+        line = kept.line
+        if kept.known and line.broken:
+            # The blocks before it are not kept, which was not known yet when this was taken.
+            self._count("line_broken")
+            return
+        cut, blocks = divide(
+            self._layout, kept.space, kept.tokens, kept.rows, kept.history, kept.known
+        )
+        known: Publication = "pending" if kept.publish else "published"
+        put = self._resident.put(kept.space, cut, blocks, publication=known, continues=line.pinned)
+        self._count(f"put_{put.outcome}")
+        pinned = self._resident.pin(put.key) if put.outcome in ("stored", "held") else None
+        if pinned is not None:
+            line.release()
+            line.pinned = pinned
+            if kept.publish:
+                self._publish(kept, put.key)
+            return
+        line.broken = True
+        whole = len(blocks) == len(cut.blocks)
+        if put.outcome == "no_room" and kept.publish and kept.role == "turn" and whole:
+            self._publish_unheld(Job(kept.space, self._identity, cut, blocks, kept.role))
+
+    def _publish(self, kept: Kept, key: bytes) -> None:
+        pinned = self._resident.pin(key) if self._publisher is not None else None
+        if pinned is None or self._publisher is None:
+            return
+        blocks = {body.hash: body for body in pinned.blocks}
+        job = Job(
+            kept.space,
+            self._identity,
+            pinned.cut,
+            tuple(blocks.values()),
+            kept.role,
+            release=pinned.release,
+        )
+        self._publisher.submit(job)
+
+    def _publish_unheld(self, job: Job) -> None:
+        """Publish what the resident tier has no room for: one at a time, since nothing counts
+        the bytes of those that wait.
+        """
+        if self._publisher is None:
+            return
+        if self._publisher.waiting():
+            self._count("publisher_behind")
+            return
+        self._publisher.submit(job)
+
+    # -- what became of it, in the publisher's thread and others
+
+    def _told(self, job: Job, outcome: Published | Refused) -> None:
+        self._resident.settle(job.name, _settled(job.name, outcome))
+        if isinstance(outcome, Refused):
+            self._count(outcome.reason)
+            log.warning("a cut is not on disk (%s)", outcome.reason)
+
+    def heard(self, event: Event) -> None:
+        """The store says what it does.
+
+        What is damaged on disk is not served from memory either; what had to go for want of
+        space still is, and so is a step whose extension is there in its place.
+        """
+        match event:
+            case Invalid(cuts=names):
+                for name in names:
+                    self._resident.settle(name, "invalid")
+            case Deleting(cut=name, reason="superseded") if name:
+                self._resident.settle(name, "superseded", was="published")
+            case Deleting(cut=name, reason="room" | "prune" | "clear") if name:
+                self._resident.settle(name, "out_of_space", was="published")
+            case _:
+                pass
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+
+def _settled(name: bytes, outcome: Published | Refused) -> Publication:
+    if isinstance(outcome, Published):
+        return "superseded" if name in outcome.superseded else "published"
+    # The queue, like the disk, had no room: nothing was found to be wrong.
+    roomless = outcome.out_of_space or outcome.reason in ("publisher_behind", "store_closed")
+    return "out_of_space" if roomless else "refused"

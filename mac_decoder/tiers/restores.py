@@ -1,0 +1,105 @@
+"""Placing the bytes of a held cut in the memory of a cache to be built, from memory or disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mac_decoder.reuse.cut import REST, clipped, pieces
+from mac_decoder.reuse.facts import Restore
+from mac_decoder.reuse.resident import Pinned, Resident
+from mac_decoder.store.reading import SCRATCH_BYTES
+from mac_decoder.store.store import Store
+from protocol.errors import Cancelled, IntegrityError
+from protocol.layout import Layout
+from protocol.messages import History
+
+_CHUNK: Final = 4 << 20
+"""Bytes copied between two looks at whether the request was withdrawn."""
+
+Into = Callable[[int, int, int, int], memoryview]
+"""``(index, role, offset, nbytes)`` to writable memory of the cache to be built."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A finished restore: the history of what was placed, and what it cost.
+
+    Times are seconds as the request waited them; ``staging_bytes`` is the memory it took beyond
+    the cut. ``pinned`` is a resident cut, still held for whoever goes on from it.
+    """
+
+    history: tuple[History, ...]
+    nbytes: int
+    read_s: float = 0.0
+    verify_s: float = 0.0
+    place_s: float = 0.0
+    staging_bytes: int = 0
+    pinned: Pinned | None = None
+
+
+def from_memory(
+    resident: Resident, layout: Layout, action: Restore, into: Into, cancelled: Callable[[], bool]
+) -> Restored | None:
+    """Copy a resident cut; ``None`` if it is not held any more, or may not serve.
+
+    Raises ``Cancelled``; the memory is void then.
+    """
+    began = time.perf_counter()
+    pinned = resident.pin(_name(action), serving=True)
+    if pinned is None:
+        return None
+    nbytes, done = 0, False
+    try:
+        for piece in pieces(layout, action.held, action.position):
+            body = pinned.cut.rest if piece.source == REST else pinned.blocks[piece.source].data
+            rows = body[piece.index, piece.role][piece.start : piece.start + piece.nbytes]
+            target = np.frombuffer(
+                into(piece.index, piece.role, piece.offset, piece.nbytes), np.uint8
+            )
+            for start in range(0, piece.nbytes, _CHUNK):
+                if cancelled():
+                    raise Cancelled("the request was withdrawn")
+                # Releases the interpreter's lock, unlike assigning to a memoryview.
+                np.copyto(target[start : start + _CHUNK], rows[start : start + _CHUNK])
+            nbytes += piece.nbytes
+        done = True
+    finally:
+        if not done:
+            pinned.release()
+    history = clipped(pinned.cut.history, action.position)
+    return Restored(history, nbytes, place_s=time.perf_counter() - began, pinned=pinned)
+
+
+def from_disk(
+    store: Store, action: Restore, into: Into, cancelled: Callable[[], bool]
+) -> Restored | None:
+    """Read a durable cut; ``None`` if it is not held any more.
+
+    Raises ``IntegrityError`` for a damaged cut, which is then not offered again, and
+    ``Cancelled``; the memory is void then, and nobody writes to it.
+    """
+    began = time.perf_counter()
+    found = store.read(_name(action), into, position=action.position, cancelled=cancelled)
+    if found is None:
+        return None
+    # Threads read and digest side by side: their shares of the time that was waited.
+    waited, work = time.perf_counter() - began, found.read_s + found.verify_s
+    read_s = waited * found.read_s / work if work else waited
+    return Restored(
+        clipped(found.manifest.history, action.position),
+        found.nbytes,
+        read_s=read_s,
+        verify_s=waited - read_s,
+        staging_bytes=SCRATCH_BYTES,
+    )
+
+
+def _name(action: Restore) -> bytes:
+    if not isinstance(action.key, bytes):
+        raise IntegrityError("a fetched cut is named by a digest", reason="cut_malformed")
+    return action.key
