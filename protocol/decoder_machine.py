@@ -97,7 +97,8 @@ class DecoderHandoff(Machine):
         self._slots: Iterator[Slot] = iter(())
         self._pending: deque[_Pending] = deque()
         self._stream = seal.StreamDigest()
-        self._lowest_cut = self._received = 0
+        self._or_full = False
+        self._received = 0
         self._credit = self._granted = self._owed = 0
         self._progress = self._done = 0
         self._started = 0.0
@@ -133,7 +134,7 @@ class DecoderHandoff(Machine):
         tokens: Sequence[int] | NDArray[np.integer],
         now: float,
         cut: int = 0,
-        lowest_cut: int | None = None,
+        or_full: bool = False,
         extra_cuts: tuple[int, ...] = (),
         deadline_s: float | None = None,
         credit: int = 32,
@@ -142,8 +143,8 @@ class DecoderHandoff(Machine):
 
         ``tokens`` are those *before* the boundary token. ``generation`` was reserved for
         this request alone and ascends on a connection; ``nonce`` is 32 fresh random bytes.
-        ``lowest_cut``: the earliest cut that BEGIN may name instead (default: ``cut``
-        itself). ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
+        ``or_full``: BEGIN may name 0 instead of ``cut``, so that a full handoff takes the
+        delta's place. ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
         ``credit``: frames under way at one time.
 
         Raises CapacityError ``prompt_too_long``; LocalProtocolError in the wrong state, for
@@ -154,9 +155,8 @@ class DecoderHandoff(Machine):
         limits = self.ack.limits
         if end > limits.max_tokens:
             raise differs("prompt_too_long", "tokens", end, f"at most {limits.max_tokens}")
-        lowest = cut if lowest_cut is None else lowest_cut
-        if not 0 <= lowest <= cut < end:
-            raise LocalProtocolError("need 0 <= lowest_cut <= cut < len(tokens)")
+        if not 0 <= cut < end:
+            raise LocalProtocolError("need 0 <= cut < len(tokens)")
         if generation <= self._generation:
             raise LocalProtocolError("generations must ascend on a connection")
         allowed_s = self._timing.total_s(end) if deadline_s is None else deadline_s
@@ -179,7 +179,7 @@ class DecoderHandoff(Machine):
         self._clear()
         self._queue.append(raw)
         self._generation = generation
-        self._prefill, self._raw_prefill, self._lowest_cut = prefill, raw, lowest
+        self._prefill, self._raw_prefill, self._or_full = prefill, raw, or_full
         self._credit = self._granted = prefill.credit
         self._started = now
         self._total_at = now + allowed_s
@@ -312,7 +312,7 @@ class DecoderHandoff(Machine):
         self._outstanding.check(message.generation, message.nonce)
         self._require_generation(message.generation)
         tile = self.ack.recipe.tile
-        manifest.require_manifest(message, self._prefill, self._layout, tile, self._lowest_cut)
+        manifest.require_manifest(message, self._prefill, self._layout, tile, or_full=self._or_full)
         self._begin, self._raw_begin = message, raw
         self._slots = schedule(self._layout, message.cut, message.end, tile)
         self._rearm(now)

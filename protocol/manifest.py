@@ -134,11 +134,11 @@ def make_begin(
 
 
 def require_manifest(
-    begin: Begin, prefill: Prefill, layout: Layout, tile: int, lowest_cut: int
+    begin: Begin, prefill: Prefill, layout: Layout, tile: int, *, or_full: bool
 ) -> None:
     """Return only if BEGIN announces exactly what ``prefill`` asked for.
 
-    ``begin.cut`` may lie in ``[lowest_cut, prefill.cut]``. Raises in this order:
+    ``begin.cut`` is the requested one, or 0 where ``or_full``. Raises in this order:
     ``layout_differs``, ``end_differs``, ``cut_not_accepted``, ``tile_differs``,
     ``frames_too_many``, ``frames_differ``, ``bytes_differ``, ``spans_differ``,
     ``tokens_differ``, ``computed_invalid``, ``history_invalid``.
@@ -148,8 +148,8 @@ def require_manifest(
         raise differs("layout_differs", "layout", begin.layout, layout.digest())
     if begin.end != end:
         raise differs("end_differs", "end", begin.end, end)
-    if not lowest_cut <= begin.cut <= prefill.cut:
-        expected = f"{lowest_cut} to {prefill.cut}"
+    if begin.cut != prefill.cut and not (or_full and begin.cut == 0):
+        expected = f"{prefill.cut} or 0" if or_full else prefill.cut
         raise differs("cut_not_accepted", "cut", begin.cut, expected)
     if begin.tile != tile:
         raise differs("tile_differs", "tile", begin.tile, tile)

@@ -136,9 +136,9 @@ class ProducerHandoff(Machine):
     ) -> Begin:
         """Announce the handoff: BEGIN is queued and returned.
 
-        ``transfer``: 16 fresh random bytes. ``cut``: by default the requested one; an
-        earlier one replaces the delta by more, which the decoder may refuse. ``history``:
-        by default this producer's recipe over all of ``[cut, end)``.
+        ``transfer``: 16 fresh random bytes. ``cut``: by default the requested one; 0 puts a
+        full handoff in the delta's place, which the decoder may refuse. ``history``: by
+        default this producer's recipe over all of ``[cut, end)``.
 
         Raises LocalProtocolError, also where the schedule has more frames than allowed.
         """
@@ -146,8 +146,8 @@ class ProducerHandoff(Machine):
         assert self._prefill is not None
         end = len(self._prefill.tokens) // 4
         first = self._prefill.cut if cut is None else cut
-        if not 0 <= first <= self._prefill.cut:
-            raise LocalProtocolError("a handoff begins at or before the requested cut")
+        if first not in (0, self._prefill.cut):
+            raise LocalProtocolError("a handoff begins at the requested cut, or at 0")
         with self._own():
             begin = manifest.make_begin(
                 self._prefill,

@@ -381,7 +381,6 @@ def test_misuse_is_told_apart_and_changes_nothing() -> None:
         pair.producer.release(pair.now)
     for wrong in (
         {"cut": 9},
-        {"cut": 4, "lowest_cut": 5},
         {"extra_cuts": (0,)},
         {"credit": 0},
         {"deadline_s": 0.0},

@@ -97,7 +97,7 @@ def test_the_seal_may_come_while_digests_are_still_computed() -> None:
 def test_a_full_handoff_may_replace_a_delta_where_the_decoder_allows_it() -> None:
     pair = Joined().connect()
     pair.auto_begin = False
-    pair.request(cut=4, lowest_cut=0)
+    pair.request(cut=4, or_full=True)
     pair.settle()
     pair.begin(cut=0)
     pair.settle()

@@ -82,11 +82,11 @@ class Walk(RuleBasedStateMachine):
     @rule(end=st.integers(1, 12), data=st.data(), credit=st.integers(1, 5))
     def ask(self, end: int, data: st.DataObject, credit: int) -> None:
         cut = data.draw(st.integers(0, end - 1))
-        lowest = data.draw(st.sampled_from((None, 0)))
+        or_full = data.draw(st.booleans())
         self.generation += data.draw(st.integers(1, 3))
         self.asked[self.generation] = (cut, end)
         self.pair.request(
-            self.generation, tokens=range(end), cut=cut, credit=credit, lowest_cut=lowest
+            self.generation, tokens=range(end), cut=cut, credit=credit, or_full=or_full
         )
 
     @precondition(lambda self: self.pair.late_digests)

@@ -57,20 +57,30 @@ def test_the_deepest_real_prompt_is_allowed() -> None:
     assert totals(named("muse-glimmer"), 0, 131_071, 512).frames < 20_000
 
 
-def asked_and_answered() -> tuple[Prefill, Begin]:
+def asked_and_answered(cut: int = 4) -> tuple[Prefill, Begin]:
     tokens = encode_tokens(range(9))
     prefill = Prefill("r", 1, bytes(32), bytes(32), 4, (), 1, 1, tokens)
-    whole = (History(2, 9, Recipe("producer", "cpu", "bfloat16", 4)),)
+    whole = (History(cut, 9, Recipe("producer", "cpu", "bfloat16", 4)),)
     begin = make_begin(
-        prefill, LAYOUT, 4, transfer=bytes(16), cut=2, computed_tokens=9, history=whole
+        prefill, LAYOUT, 4, transfer=bytes(16), cut=cut, computed_tokens=9, history=whole
     )
     return prefill, begin
 
 
 def test_an_honest_manifest_passes() -> None:
     prefill, begin = asked_and_answered()
-    for lowest in (0, 1, 2):
-        require_manifest(begin, prefill, LAYOUT, 4, lowest)
+    _, whole = asked_and_answered(cut=0)
+    for or_full in (False, True):
+        require_manifest(begin, prefill, LAYOUT, 4, or_full=or_full)
+    require_manifest(whole, prefill, LAYOUT, 4, or_full=True)
+
+
+@pytest.mark.parametrize(("cut", "or_full"), [(0, False), (1, True), (2, True), (3, True)])
+def test_nothing_between_a_delta_and_all_of_it_is_accepted(cut: int, or_full: bool) -> None:
+    prefill, begin = asked_and_answered(cut)
+    with pytest.raises(BatonError) as caught:
+        require_manifest(begin, prefill, LAYOUT, 4, or_full=or_full)
+    assert caught.value.reason == "cut_not_accepted"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +95,8 @@ def test_an_honest_manifest_passes() -> None:
         ({"frames": 0}, "frames_differ"),
         ({"payload_bytes": 0}, "bytes_differ"),
         ({"spans": bytes(32)}, "spans_differ"),
-        ({"cut": 3}, "bytes_differ"),
+        ({"payload_bytes": 1 << 40}, "bytes_differ"),
+        ({"cut": 3}, "cut_not_accepted"),
         ({"tokens": bytes(32)}, "tokens_differ"),
         ({"computed_tokens": 10}, "computed_invalid"),
         ({"history": (History(3, 9, Recipe("producer", "cpu", "float16", 4)),)}, "history_invalid"),
@@ -98,7 +109,7 @@ def test_an_honest_manifest_passes() -> None:
 def test_a_manifest_is_refused_as_such(changes: dict[str, Any], reason: str) -> None:
     prefill, begin = asked_and_answered()
     with pytest.raises(BatonError) as caught:
-        require_manifest(structs.replace(begin, **changes), prefill, LAYOUT, 4, 1)
+        require_manifest(structs.replace(begin, **changes), prefill, LAYOUT, 4, or_full=False)
     assert caught.value.reason == reason
 
 
