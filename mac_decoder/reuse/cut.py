@@ -169,6 +169,47 @@ def pieces(layout: Layout, held: int, position: int) -> Iterator[Piece]:
             yield Piece(REST, region.index, region.role, 0, offset, region.nbytes - offset)
 
 
+def supplies_delta(layout: Layout, held: int, start: int, end: int) -> bool:
+    """Whether a cut at ``held`` has what a cache at ``end`` needs below ``start``.
+
+    Every full row, and the rows ``[max(0, end - window), start)`` of each ring; a state comes
+    with what lies above.
+    """
+    if not 0 < start <= held or start >= end:
+        return False
+    windows = [layer.window for layer in layout.layers if isinstance(layer, SlidingLayer)]
+    return all(start <= end - window or held - window <= max(end - window, 0) for window in windows)
+
+
+def delta_pieces(layout: Layout, held: int, start: int, end: int) -> Iterator[Piece]:
+    """All bytes below ``start`` of a cache at ``end``, out of a cut at ``held``.
+
+    Blocks in order, then the rest; offsets are those in ``regions(layout, 0, end)``. Raises
+    ``ValueError`` where the cut cannot supply them (see :func:`supplies_delta`).
+    """
+    if not supplies_delta(layout, held, start, end):
+        raise ValueError(f"a cut at {held} does not supply [0, {start}) of one at {end}")
+    found = [region for region in regions(layout, 0, end) if region.nbytes]
+    full = [(region, region.nbytes // end) for region in found if _is_full(layout, region)]
+    whole = held // BLOCK * BLOCK
+    for number in range(-(-min(start, whole) // BLOCK)):
+        first = number * BLOCK
+        rows = min(start - first, BLOCK)
+        for region, width in full:
+            yield Piece(number, region.index, region.role, 0, first * width, rows * width)
+    if start > whole:
+        for region, width in full:
+            rows = start - whole
+            yield Piece(REST, region.index, region.role, 0, whole * width, rows * width)
+    for region in found:
+        layer = layout.layers[region.index]
+        if isinstance(layer, SlidingLayer) and region.first < start:
+            width = region.nbytes // (region.last - region.first)
+            oldest = max(held - layer.window, 0)
+            at, rows = (region.first - oldest) * width, start - region.first
+            yield Piece(REST, region.index, region.role, at, 0, rows * width)
+
+
 def divide(
     layout: Layout,
     space: bytes,

@@ -13,7 +13,7 @@ from math import lcm
 from typing import Final, NamedTuple
 
 from mac_decoder.engine.rates import FIRST_GUESS, local_seconds, remote_seconds, threshold
-from mac_decoder.reuse.cut import can_supply, replayable
+from mac_decoder.reuse.cut import can_supply, replayable, supplies_delta
 from mac_decoder.reuse.facts import (
     Base,
     ContinueLive,
@@ -189,7 +189,9 @@ def _delta(facts: Facts) -> DeltaHandoff | None:
         reach = min(offer.shared, depth, facts.end - 1)
         for limit in (reach, min(reach, _below_windows(facts))):
             position = _replayable_at_or_below(offer.history, limit, facts.remote.tile)
-            if not position or not _supplies_delta(facts, offer.position, position):
+            if not position or not supplies_delta(
+                facts.layout, offer.position, position, facts.end
+            ):
                 continue
             if best is None or position > best.position:
                 best = DeltaHandoff(tier, offer.key, offer.position, position)
@@ -205,19 +207,11 @@ def _fetched(facts: Facts) -> Iterator[tuple[FetchedTier, Offer]]:
             yield "durable", offer
 
 
-def _windows(facts: Facts) -> list[int]:
-    return [layer.window for layer in facts.layout.layers if isinstance(layer, SlidingLayer)]
-
-
 def _below_windows(facts: Facts) -> int:
     """The deepest start of a delta for which every window is sent whole."""
-    return max(facts.end - max(_windows(facts), default=0), 0)
-
-
-def _supplies_delta(facts: Facts, held: int, start: int) -> bool:
-    """Whether a cut at ``held`` has the window rows ``[max(0, end - window), start)``."""
-    end = facts.end
-    return all(start <= end - window or held <= max(end, window) for window in _windows(facts))
+    layers = facts.layout.layers
+    windows = [layer.window for layer in layers if isinstance(layer, SlidingLayer)]
+    return max(facts.end - max(windows, default=0), 0)
 
 
 def _replayable_at_or_below(history: Sequence[History], limit: int, step: int) -> int:

@@ -19,11 +19,13 @@ from mac_decoder.reuse.cut import (
     check_cut,
     check_history,
     clipped,
+    delta_pieces,
     divide,
     extended,
     pieces,
     replayable,
     rest_regions,
+    supplies_delta,
 )
 from protocol.blocks import BLOCK, chain, cut_digest
 from protocol.errors import IntegrityError
@@ -39,6 +41,7 @@ from tests.mac_decoder.reuse.made import (
     RECURRENT,
     SLIDING,
     SPACE,
+    causal_rows,
     made_of,
     some_rows,
 )
@@ -107,6 +110,85 @@ def test_restored_is_saved_at_every_position_that_can_be_supplied(
     else:
         with pytest.raises(ValueError):
             list(pieces(layout, held, position))
+
+
+def composed(layout: Layout, held: int, start: int, end: int) -> None:
+    """A cut at ``held`` and a delta of ``[start, end)`` are the cache at ``end``, byte for byte.
+
+    Their prompts part at ``start``; every byte is written exactly once.
+    """
+    theirs = list(range(held))
+    ours = [*theirs[:start], *range(10_000, 10_000 + end - start)]
+    cut, bodies = divide(
+        layout, SPACE, theirs, causal_rows(layout, theirs), (History(0, held, PREFILL),)
+    )
+    expected = causal_rows(layout, ours)
+    memory = {place: np.full(array.nbytes, POISON, np.uint8) for place, array in expected.items()}
+    written = {place: np.zeros(array.nbytes, np.uint8) for place, array in expected.items()}
+    for piece in delta_pieces(layout, held, start, end):
+        source = cut.rest if piece.source == REST else bodies[piece.source].data
+        place = (piece.index, piece.role)
+        target = slice(piece.offset, piece.offset + piece.nbytes)
+        memory[place][target] = source[place][piece.start : piece.start + piece.nbytes]
+        written[place][target] += 1
+    for region in regions(layout, start, end):
+        place = (region.index, region.role)
+        sent = expected[place].nbytes - region.nbytes
+        memory[place][sent:] = expected[place][sent:]
+        written[place][sent:] += 1
+    for place, array in expected.items():
+        assert (written[place] == 1).all(), place
+        assert memory[place].tobytes() == array.tobytes(), place
+
+
+@settings(max_examples=120, deadline=None)
+@given(layouts(), st.integers(1, 3 * BLOCK), st.data())
+def test_a_cut_and_a_delta_are_the_whole(layout: Layout, held: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(1, held))
+    end = data.draw(st.integers(start + 1, 4 * BLOCK))
+    if supplies_delta(layout, held, start, end):
+        composed(layout, held, start, end)
+    else:
+        with pytest.raises(ValueError):
+            list(delta_pieces(layout, held, start, end))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("held", "start", "end"),
+    [
+        (512, 512, 513),
+        (512, 512, 900),
+        (511, 256, 300),
+        (300, 256, 700),
+        (301, 256, 301),
+        (900, 512, 1024),
+        (900, 512, 813),
+        (900, 600, 1300),
+    ],
+)
+def test_deltas_around_blocks_and_windows(layout: Layout, held: int, start: int, end: int) -> None:
+    if supplies_delta(layout, held, start, end):
+        composed(layout, held, start, end)
+
+
+@pytest.mark.parametrize(
+    ("held", "start", "end", "expected"),
+    [
+        (300, 300, 301, True),
+        (300, 0, 301, False),  # nothing is held
+        (300, 301, 400, False),
+        (300, 300, 300, False),  # nothing is missing
+        (600, 512, 600, True),  # rows [300, 512) are in the ring of [300, 600)
+        (600, 512, 599, False),  # row 299 has left the ring
+        (600, 256, 599, True),  # the whole window is sent
+        (600, 300, 599, False),
+        (299, 256, 260, True),  # nothing has left the ring yet
+    ],
+)
+def test_what_a_cut_supplies_to_a_delta(held: int, start: int, end: int, expected: bool) -> None:
+    """The window is 300."""
+    assert supplies_delta(SLIDING, held, start, end) is expected
 
 
 @pytest.mark.parametrize(
