@@ -12,15 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
 
-from mac_decoder.reuse.facts import Restore
+from mac_decoder.reuse.cut import delta_pieces, pieces
+from mac_decoder.reuse.facts import DeltaHandoff, FetchedTier, Restore
 from mac_decoder.reuse.line import Line
-from mac_decoder.reuse.resident import Resident
+from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.events import Event
 from mac_decoder.store.store import Store, log_event
 from mac_decoder.tiers import restores
 from mac_decoder.tiers.keeping import Keeping, Kept
 from mac_decoder.tiers.lookups import Looked, Lookups, nothing
-from mac_decoder.tiers.restores import Into, Restored
+from mac_decoder.tiers.restores import Into, Restored, Wanted
 from mac_decoder.tiers.waiting import Waiting
 from protocol.blocks import namespace
 from protocol.identity import Identity
@@ -80,16 +81,32 @@ class Keeper:
         The future raises ``IntegrityError`` for a damaged cut, which is then not offered again,
         and ``Cancelled``. The memory is void after an error, and nobody writes to it.
         """
-        return self._restores.submit(self._restore, action, into, cancelled)
+        parts = pieces(self._layout, action.held, action.position)
+        wanted = Wanted(action.key, action.position, parts)
+        return self._restores.submit(self._restore, action.tier, wanted, into, cancelled)
+
+    def compose(
+        self, delta: DeltaHandoff, end: int, into: Into, cancelled: Callable[[], bool]
+    ) -> Future[Restored | None]:
+        """Place what a cache at ``end`` needs below a delta; otherwise as :meth:`restore`."""
+        parts = delta_pieces(self._layout, delta.held, delta.position, end)
+        wanted = Wanted(delta.key, delta.position, parts)
+        return self._restores.submit(self._restore, delta.source, wanted, into, cancelled)
+
+    def arm(self, delta: DeltaHandoff) -> Pinned | None:
+        """Hold the resident cut of a delta that has to wait for its turn."""
+        if delta.source != "resident" or not isinstance(delta.key, bytes):
+            return None
+        return self._resident.pin(delta.key, serving=True)
 
     def _restore(
-        self, action: Restore, into: Into, cancelled: Callable[[], bool]
+        self, tier: FetchedTier, wanted: Wanted, into: Into, cancelled: Callable[[], bool]
     ) -> Restored | None:
-        if action.tier == "resident":
-            return restores.from_memory(self._resident, self._layout, action, into, cancelled)
+        if tier == "resident":
+            return restores.from_memory(self._resident, wanted, into, cancelled)
         if self._store is None:
             return None
-        return restores.from_disk(self._store, action, into, cancelled)
+        return restores.from_disk(self._store, wanted, into, cancelled)
 
     # -- keeping
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from mac_decoder.reuse.cut import REST, clipped, pieces
-from mac_decoder.reuse.facts import Restore
+from mac_decoder.reuse.cut import REST, Piece, clipped
 from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.reading import SCRATCH_BYTES
 from mac_decoder.store.store import Store
 from protocol.errors import Cancelled, IntegrityError
-from protocol.layout import Layout
 from protocol.messages import History
 
 _CHUNK: Final = 4 << 20
@@ -42,20 +40,29 @@ class Restored:
     pinned: Pinned | None = None
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What to place: these pieces of the cut ``key``, whose rows below ``position`` they are."""
+
+    key: Hashable
+    position: int
+    pieces: Iterable[Piece]
+
+
 def from_memory(
-    resident: Resident, layout: Layout, action: Restore, into: Into, cancelled: Callable[[], bool]
+    resident: Resident, wanted: Wanted, into: Into, cancelled: Callable[[], bool]
 ) -> Restored | None:
-    """Copy a resident cut; ``None`` if it is not held any more, or may not serve.
+    """Copy out of a resident cut; ``None`` if it is not held any more, or may not serve.
 
     Raises ``Cancelled``; the memory is void then.
     """
     began = time.perf_counter()
-    pinned = resident.pin(_name(action), serving=True)
+    pinned = resident.pin(_name(wanted.key), serving=True)
     if pinned is None:
         return None
     nbytes, done = 0, False
     try:
-        for piece in pieces(layout, action.held, action.position):
+        for piece in wanted.pieces:
             body = pinned.cut.rest if piece.source == REST else pinned.blocks[piece.source].data
             rows = body[piece.index, piece.role][piece.start : piece.start + piece.nbytes]
             target = np.frombuffer(
@@ -71,27 +78,27 @@ def from_memory(
     finally:
         if not done:
             pinned.release()
-    history = clipped(pinned.cut.history, action.position)
+    history = clipped(pinned.cut.history, wanted.position)
     return Restored(history, nbytes, place_s=time.perf_counter() - began, pinned=pinned)
 
 
 def from_disk(
-    store: Store, action: Restore, into: Into, cancelled: Callable[[], bool]
+    store: Store, wanted: Wanted, into: Into, cancelled: Callable[[], bool]
 ) -> Restored | None:
-    """Read a durable cut; ``None`` if it is not held any more.
+    """Read out of a durable cut; ``None`` if it is not held any more.
 
     Raises ``IntegrityError`` for a damaged cut, which is then not offered again, and
     ``Cancelled``; the memory is void then, and nobody writes to it.
     """
     began = time.perf_counter()
-    found = store.read(_name(action), into, position=action.position, cancelled=cancelled)
+    found = store.read(_name(wanted.key), into, wanted=wanted.pieces, cancelled=cancelled)
     if found is None:
         return None
     # Threads read and digest side by side: their shares of the time that was waited.
     waited, work = time.perf_counter() - began, found.read_s + found.verify_s
     read_s = waited * found.read_s / work if work else waited
     return Restored(
-        clipped(found.manifest.history, action.position),
+        clipped(found.manifest.history, wanted.position),
         found.nbytes,
         read_s=read_s,
         verify_s=waited - read_s,
@@ -99,7 +106,7 @@ def from_disk(
     )
 
 
-def _name(action: Restore) -> bytes:
-    if not isinstance(action.key, bytes):
+def _name(key: Hashable) -> bytes:
+    if not isinstance(key, bytes):
         raise IntegrityError("a fetched cut is named by a digest", reason="cut_malformed")
-    return action.key
+    return key
