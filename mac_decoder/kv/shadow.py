@@ -2,18 +2,21 @@
 
 It owns one piece of mlx memory per region of the whole cut ``[0, end)``. Rows and states are
 received straight into it from another thread; nothing is copied until the caches are used.
+The memory comes with anything in it, so that a region is given up only when its bytes were all
+handed out for writing, each once; that each was written is what the seal or a digest says.
 """
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from mac_decoder.kv.elements import carrier, mlx_dtype
+from mac_decoder.kv.memory import unwritten
 from protocol.errors import EngineFault, IntegrityError, LocalProtocolError
 from protocol.layout import STATE, Layout, Region, Slot, regions
 
@@ -31,28 +34,54 @@ class Gap(NamedTuple):
 
 
 class _Memory:
-    """One region's memory; ``filled`` counts the bytes handed out for writing, in order."""
+    """One region's memory.
+
+    ``runs`` is where the bytes that were handed out begin and end, in turn. Received rows are
+    the first run, which the decoder's own rows, once they are placed, begin.
+    """
 
     def __init__(self, region: Region, received_from: int) -> None:
         self.region = region
         try:
-            self.array = mx.empty(region.shape, dtype=carrier(region.dtype))
-            mx.eval(self.array)
+            self.array, self.pages = unwritten(region.shape, carrier(region.dtype))
         except RuntimeError as error:
             raise _failed(region) from error
-        view = np.array(self.array, copy=False).reshape(-1).view(np.uint8)
-        self.view: memoryview = view.data
-        self.pages = view
+        self.view: memoryview = self.pages.data
         rows = region.last - region.first
         self.row_bytes = region.nbytes // rows if rows else 0
         self.received_at = (received_from - region.first) * self.row_bytes
-        self.held = 0
-        self.filled = self.received_at
+        self.runs = [self.received_at, self.received_at]
         self.lock = threading.Lock()
 
-    @property
-    def complete(self) -> bool:
-        return self.held == self.received_at and self.filled == self.region.nbytes
+    def claim(self, first: int, last: int) -> bool:
+        """Hand out ``[first, last)``; false if it is empty, out of bounds or handed out before."""
+        at = bisect.bisect_right(self.runs, first)
+        behind = self.runs[at] if at < len(self.runs) else self.region.nbytes
+        if at % 2 or at == 0 or not first < last <= behind:
+            return False
+        left, right = self.runs[:at], self.runs[at:]
+        # Runs that touch become one.
+        if left[-1] == first:
+            left.pop()
+        else:
+            left.append(first)
+        if right[:1] == [last]:
+            right.pop(0)
+        else:
+            right.insert(0, last)
+        self.runs = left + right
+        return True
+
+    def check_complete(self) -> None:
+        """Raise ``IntegrityError`` unless every byte was handed out."""
+        if self.runs != [0, self.region.nbytes]:
+            raise IntegrityError(
+                "a region of the cut was not filled",
+                reason="shadow_incomplete",
+                field=f"layer {self.region.index} role {self.region.role}",
+                found=sum(self.runs[1::2]) - sum(self.runs[::2]),
+                expected=self.region.nbytes,
+            )
 
 
 class Shadow:
@@ -102,9 +131,9 @@ class Shadow:
             raise _misplaced("no such region", slot, None)
         start = memory.received_at + slot.offset
         with memory.lock:
-            if start != memory.filled or not 0 < slot.nbytes <= memory.region.nbytes - start:
-                raise _misplaced("out of order or too long", slot, memory.filled)
-            memory.filled = start + slot.nbytes
+            filled = memory.runs[1]
+            if start != filled or not memory.claim(start, start + slot.nbytes):
+                raise _misplaced("out of order or too long", slot, filled)
         return memory.view[start : start + slot.nbytes]
 
     def place_held(self, gap: Gap) -> memoryview:
@@ -113,29 +142,27 @@ class Shadow:
         Raises ``LocalProtocolError`` (``shadow_misplaced``) for anything else.
         """
         memory = self._memory.get((gap.index, gap.role))
-        if memory is None or gap not in self.gaps() or memory.held:
+        if memory is None or gap not in self.gaps() or memory.runs[0] == 0:
             raise LocalProtocolError(
                 "these rows are not the decoder's to place", reason="shadow_misplaced"
             )
-        memory.held = memory.received_at
+        with memory.lock:
+            memory.runs[0] = 0
         return memory.view[: memory.received_at]
 
     def place_piece(self, index: int, role: int, offset: int, nbytes: int) -> memoryview:
         """The writable bytes of a piece of the region ``(index, role)``, in any order.
 
-        For a restore, whose pieces cover a region exactly once; bytes are counted. Raises
-        ``LocalProtocolError`` (``shadow_misplaced``) for a piece that lies outside, or for more
-        bytes than there are.
+        For a restore, whose pieces cover a region exactly once. Raises ``LocalProtocolError``
+        (``shadow_misplaced``) for a piece that lies outside or has bytes of another.
         """
         memory = self._memory.get((index, role))
         if memory is None:
             raise _misplaced("no such region", Slot(0, index, role, 0, 0, offset, nbytes), None)
         with memory.lock:
-            total = memory.region.nbytes
-            if not 0 <= offset <= offset + nbytes <= total or memory.filled + nbytes > total:
+            if not memory.claim(offset, offset + nbytes):
                 slot = Slot(0, index, role, 0, 0, offset, nbytes)
-                raise _misplaced("outside of the region, or repeated", slot, memory.filled)
-            memory.filled += nbytes
+                raise _misplaced("outside of the region, or repeated", slot, None)
         return memory.view[offset : offset + nbytes]
 
     def prefault(self, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -151,29 +178,23 @@ class Shadow:
                     return
                 with memory.lock:
                     # Held rows lie below, received ones above: skip both as they fill.
-                    offset = max(offset, memory.filled)
+                    offset = max(offset, memory.runs[-1])
                     stop = min(offset + _PREFAULT_CHUNK, nbytes)
                     memory.pages[offset:stop:PAGE] = 0
                 offset = stop
 
     def check_complete(self) -> None:
-        """Raise ``IntegrityError`` (``shadow_incomplete``) unless every byte was placed."""
+        """Raise ``IntegrityError`` (``shadow_incomplete``) unless every byte was handed out."""
         for memory in self._memory.values():
-            if not memory.complete:
-                raise IntegrityError(
-                    "a region of the cut was not filled",
-                    reason="shadow_incomplete",
-                    field=f"layer {memory.region.index} role {memory.region.role}",
-                    found=memory.filled,
-                    expected=memory.region.nbytes,
-                )
+            memory.check_complete()
 
     def take(self, index: int, role: int) -> mx.array:
         """Give up a region: ``(1, heads, rows, dim)``, or a state with a batch axis of one.
 
-        A view of the same memory, which lives on in the array alone. Raises ``EngineFault``
-        where mlx fails.
+        A view of the same memory, which lives on in the array alone. Raises ``IntegrityError``
+        (``shadow_incomplete``) for one that is not full, ``EngineFault`` where mlx fails.
         """
+        self._memory[index, role].check_complete()
         memory = self._memory.pop((index, role))
         memory.view.release()
         try:

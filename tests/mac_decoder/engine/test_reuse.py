@@ -25,7 +25,7 @@ from mac_decoder.engine.sampling import Draw, Drawn
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.link import Rates
 from mac_decoder.keeper import Keeper
-from mac_decoder.kv import shadow
+from mac_decoder.kv import memory
 from mac_decoder.kv.install import extract
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.store import Store
@@ -644,11 +644,11 @@ def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
     calls = {"left": -1}
 
     class Failing:
-        """mlx as the shadow sees it, whose n-th call fails."""
+        """mlx as the shadow's memory sees it, whose n-th call fails."""
 
         def __getattr__(self, name: str) -> object:
             found = getattr(mx, name)
-            return partial(self._called, found) if name in ("empty", "eval") else found
+            return partial(self._called, found) if name in ("load", "eval") else found
 
         def _called(self, function: Callable[..., object], *args: object, **kwargs: object):
             calls["left"] -= 1
@@ -659,7 +659,7 @@ def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
     async def main() -> None:
         async with running(path, SETTINGS, keeper=keeper_for(path, tmp_path)) as engine:
             await told(engine, ask(tokens, 3))
-        monkeypatch.setattr(shadow, "mx", Failing())
+        monkeypatch.setattr(memory, "mx", Failing())
         for failing_at in range(1, 2 * places + 1):
             keeper = keeper_for(path, tmp_path)
             async with running(path, SETTINGS, keeper=keeper) as engine:

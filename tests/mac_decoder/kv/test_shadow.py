@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mac_decoder.kv import shadow as room
+from mac_decoder.kv.memory import unwritten
 from mac_decoder.kv.shadow import Gap, Shadow
 from protocol.errors import IntegrityError, LocalProtocolError
 from protocol.layout import (
@@ -36,6 +40,23 @@ LAYOUT = Layout(
         RecurrentLayer(2, (StateArray("conv", (3, 2), "float16"),)),
     )
 )
+
+
+POISON = 0x5A
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poisoned() -> Iterator[None]:
+    """Memory comes with anything in it."""
+
+    def with_old_bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
+        array, written = unwritten(shape, dtype)
+        written[:] = POISON
+        return array, written
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(room, "unwritten", with_old_bytes)
+        yield
 
 
 def _fill(shadow: Shadow, slots: list[Slot], seed: int = 0) -> None:
@@ -163,3 +184,122 @@ def test_prefaulting_stops_when_told() -> None:
     stop = _Stop(after=2)
     shadow.prefault(stop)
     assert stop.after == -1
+
+
+# -- never a region that was not filled
+
+
+def _pieces(end: int) -> list[tuple[int, int, int, int]]:
+    """Every region of ``LAYOUT`` in pieces of at most 100 bytes, for ``place_piece``."""
+    return [
+        (region.index, region.role, start, min(100, region.nbytes - start))
+        for region in regions(LAYOUT, 0, end)
+        for start in range(0, region.nbytes, 100)
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(_pieces(30))))
+def test_a_region_with_a_hole_is_not_given_up(number: int) -> None:
+    pieces = _pieces(30)
+    missing = pieces.pop(number)
+    place, nbytes = missing[:2], missing[3]
+    random.Random(number).shuffle(pieces)
+    shadow = Shadow(LAYOUT, 0, 30)
+    for piece in pieces:
+        shadow.place_piece(*piece)[:] = bytes(piece[3])
+    whole = {(r.index, r.role): r.nbytes for r in regions(LAYOUT, 0, 30)}
+    for refused in (shadow.check_complete, lambda: shadow.take(*place)):
+        with pytest.raises(IntegrityError) as caught:
+            refused()
+        assert caught.value.reason == "shadow_incomplete"
+        assert caught.value.field == f"layer {place[0]} role {place[1]}"
+        assert caught.value.found == whole[place] - nbytes
+        assert caught.value.expected == whole[place]
+    shadow.place_piece(*missing)[:] = bytes(nbytes)
+    shadow.check_complete()
+    for each in whole:
+        assert not np.array(shadow.take(*each).view(mx.uint8)).any()
+
+
+def test_received_rows_alone_are_not_given_up() -> None:
+    shadow = Shadow(LAYOUT, 20, 30)
+    _fill(shadow, list(schedule(LAYOUT, 20, 30, 64)))
+    for gap in shadow.gaps():
+        with pytest.raises(IntegrityError):
+            shadow.take(gap.index, gap.role)
+        shadow.place_held(gap)
+        shadow.take(gap.index, gap.role)
+
+
+ONE = Layout((FullLayer(0, 1, 2, 0, "bfloat16"),))
+"""Four bytes a position, and values of no bytes."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(-4, 44), st.integers(-2, 44)), max_size=12))
+def test_pieces_have_each_byte_once(pieces: list[tuple[int, int]]) -> None:
+    shadow, free = Shadow(ONE, 0, 10), set(range(40))
+    for offset, nbytes in pieces:
+        wanted = set(range(offset, offset + nbytes))
+        if wanted and wanted <= free:
+            view = shadow.place_piece(0, KEY, offset, nbytes)
+            assert view.nbytes == nbytes
+            view[:] = bytes(nbytes)
+            free -= wanted
+        else:
+            with pytest.raises(LocalProtocolError) as caught:
+                shadow.place_piece(0, KEY, offset, nbytes)
+            assert caught.value.reason == "shadow_misplaced"
+    if free:
+        with pytest.raises(IntegrityError) as found:
+            shadow.check_complete()
+        assert found.value.found == 40 - len(free)
+        shadow.prefault()
+    for byte in sorted(free, key=lambda byte: (byte % 3, byte)):
+        shadow.place_piece(0, KEY, byte, 1)[:] = b"\0"
+    shadow.check_complete()
+    assert not np.array(shadow.take(0, KEY).view(mx.uint8)).any()
+
+
+def test_rows_do_not_come_twice_as_pieces_and_in_order() -> None:
+    shadow = Shadow(ONE, 0, 10)
+    shadow.place_piece(0, KEY, 20, 20)
+    with pytest.raises(LocalProtocolError):
+        shadow.place(Slot(0, 0, KEY, 0, 6, 0, 24))
+    shadow.place(Slot(0, 0, KEY, 0, 5, 0, 20))
+    shadow.check_complete()
+
+
+def test_pieces_of_rows_that_are_held_are_refused() -> None:
+    shadow = Shadow(ONE, 5, 10)
+    with pytest.raises(LocalProtocolError):
+        shadow.place_piece(0, KEY, 0, 20)
+    shadow.place_piece(0, KEY, 20, 20)
+    with pytest.raises(IntegrityError):
+        shadow.check_complete()
+
+
+def test_a_region_of_no_bytes_is_complete() -> None:
+    shadow = Shadow(ONE, 0, 10)
+    shadow.place_piece(0, KEY, 0, 40)
+    shadow.check_complete()
+    assert shadow.take(0, VALUE).shape == (1, 1, 10, 0)
+
+
+def test_prefaulting_writes_over_no_piece() -> None:
+    end = 6000
+    shadow = Shadow(WIDE, 0, end)
+    pieces = [
+        (region.index, region.role, start, region.nbytes // 8)
+        for region in regions(WIDE, 0, end)
+        for start in range(0, region.nbytes, region.nbytes // 8)
+    ]
+    random.Random(1).shuffle(pieces)
+    touching = threading.Thread(target=shadow.prefault)
+    touching.start()
+    for piece in pieces:
+        shadow.place_piece(*piece)[:] = b"\xa5" * piece[3]
+    touching.join()
+    for region in regions(WIDE, 0, end):
+        taken = np.array(shadow.take(region.index, region.role).view(mx.uint32))
+        assert (taken == 0xA5A5A5A5).all()
