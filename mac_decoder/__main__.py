@@ -56,7 +56,8 @@ def _child(descriptor: int) -> int:
     from mac_decoder.api.service import Past
 
     start, listening, channel = supervisor.take_over(descriptor)
-    return node.run(start.config, listening, channel, Past(start.restarts, start.last_fault))
+    past = Past(start.restarts, start.last_fault)
+    return node.run(start.config, listening, channel, past, supervisor.custody(start))
 
 
 if __name__ == "__main__":

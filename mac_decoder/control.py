@@ -33,12 +33,15 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told: its configuration and the inherited listening socket.
 
     ``restarts`` counts the children before this one, ``last_fault`` says how the last ended.
+    ``custody_fd`` and ``page_fd`` are those of ``custody.inherited``, where there are any.
     """
 
     config: DecoderConfig
     listening_fd: int
     restarts: int = 0
     last_fault: str = ""
+    custody_fd: int | None = None
+    page_fd: int | None = None
 
 
 def send_start(channel: socket.socket, start: Start) -> None:

@@ -29,6 +29,7 @@ from mac_decoder.api.app import create_app, server_config
 from mac_decoder.api.service import FIRST, Past, Service
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.config import DecoderConfig
+from mac_decoder.custody import Custody
 from mac_decoder.engine import model
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
@@ -76,18 +77,20 @@ def run(
     listening: socket.socket | None = None,
     channel: socket.socket | None = None,
     past: Past = FIRST,
+    custody: Custody | None = None,
 ) -> int:
     """Serve until SIGTERM, SIGINT, a fault, or the end of ``channel``; the exit status.
 
     0 after a stop, 75 after an engine fault, 78 for what the user must change first. Prints
-    ``ready URL`` on standard output once a token can be generated.
+    ``ready URL`` on standard output once a token can be generated. ``custody`` is told of the
+    clients' connections.
     """
     start_logging(config.log_level)
     faulthandler.enable()
     node: _Node | None = None
     try:
         sock = endpoint.listen(config) if listening is None else listening
-        node = _Node(config, sock, channel, past)
+        node = _Node(config, sock, channel, past, custody)
         return asyncio.run(node.run())
     except ConfigError as error:
         complain(error)
@@ -127,9 +130,11 @@ class _Node:
         listening: socket.socket,
         channel: socket.socket | None,
         past: Past,
+        custody: Custody | None,
     ) -> None:
         self._config = config
         self._past = past
+        self._custody = custody
         self._listening = listening
         self._url = endpoint.url_of(listening)
         self._channel = channel
@@ -150,7 +155,7 @@ class _Node:
         load = partial(model.load, checkpoint)
         engine = Engine(load, self._engine_settings(), link, keeper)
         service = self._service(engine, checkpoint)
-        server = _Server(server_config(create_app(service), _DRAIN_S))
+        server = _Server(server_config(create_app(service), _DRAIN_S, self._custody))
         status = EXIT_ENGINE_FAULT
         try:
             status = await self._serve(engine, service, server, link)
@@ -313,6 +318,7 @@ class _Node:
                 lane=config.lane,
             ),
             self._past,
+            self._custody,
         )
 
     # The world outside

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Final, Literal
 
-from mac_decoder.api.errors import error_body, status_of
+from mac_decoder.api.errors import SERVER_ERROR, error_body, status_of
 from mac_decoder.api.guard import Callers
 from protocol.errors import RequestError
 
@@ -54,6 +54,16 @@ class Standing:
     retry_after_s: int | None
     restarts: int = 0
     last_fault: str = ""
+
+
+def error_object(standing: Standing) -> dict[str, object]:
+    """OpenAI's error object that tells of ``standing``, ready for JSON."""
+    return {
+        "message": standing.message,
+        "type": SERVER_ERROR,
+        "param": None,
+        "code": standing.code,
+    }
 
 
 class StandIn:
@@ -179,13 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/ready":
             self._send(503, {"status": "not_ready", **shown}, standing.retry_after_s)
         else:
-            error = {
-                "message": standing.message,
-                "type": "server_error",
-                "param": None,
-                "code": standing.code,
-            }
-            self._send(503, {"error": error}, standing.retry_after_s)
+            self._send(503, {"error": error_object(standing)}, standing.retry_after_s)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = _answer
 

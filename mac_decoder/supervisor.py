@@ -4,6 +4,7 @@ It opens the listening socket once, starts the node as a child that inherits it,
 again when it ends unasked (exit 75 after an engine fault, any signal), with growing pauses,
 until ``protocol.restarts`` says that this is pointless. Whenever no child answers, it answers
 itself: nobody is ever refused a connection, and ``/ready`` is never true too early or too long.
+What a dead child left in the middle of an answer it finishes (``custody``, ``farewell``).
 A child that says that the configuration must be changed (exit 78) ends the supervisor with the
 same status.
 """
@@ -13,18 +14,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from mac_decoder import control, endpoint
 from mac_decoder.config import DecoderConfig
+from mac_decoder.custody import Custody, Duplicates, inherited
+from mac_decoder.farewell import Farewells
 from mac_decoder.standin import StandIn, Standing, State
 from protocol.addresses import is_loopback
 from protocol.errors import EXIT_CONFIG, EXIT_ENGINE_FAULT, ConfigError
@@ -47,6 +51,7 @@ class _Child:
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    duplicates: Duplicates | None
     lines: control.Lines = field(default_factory=control.Lines)
     ready_at: float | None = None
 
@@ -102,6 +107,9 @@ class _Supervisor:
         self._stopping = False
         self._heard: set[int] = set()
         self._child: _Child | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._farewells = Farewells()
         # As the node will.
         own = () if is_loopback(config.host) else (config.host,)
         hosts = (*config.hosts, *own)
@@ -130,6 +138,8 @@ class _Supervisor:
             return EXIT_ENGINE_FAULT if self._restarts.latched else 0
         finally:
             self._stand_in.end()
+            self._farewells.end()
+            self._selector.close()
 
     def _one_life(self) -> int:
         """Start a child and watch it to its end; its exit status."""
@@ -137,58 +147,85 @@ class _Supervisor:
         try:
             self._watch(child)
             status = self._end(child)
+            left = [] if child.duplicates is None else child.duplicates.taken()
         finally:
             self._child = None
             child.channel.close()
+            if child.duplicates is not None:
+                child.duplicates.close()
         if not self._stopping:
             # Before anything else: clients that wait in the socket's queue get an answer.
             served_s = None if child.ready_at is None else time.monotonic() - child.ready_at
             self._restarts = self._restarts.after(status, served_s)
             self._state = "latched" if self._restarts.latched else "restarting"
+            if status == EXIT_CONFIG:
+                self._state = "stopping"
             self._stand_in.begin()
             log.error(
                 "the decoder's process ended (%s), %d in a row",
                 described(status),
                 self._restarts.deaths,
             )
+        self._farewells.begin(left, self._farewell())
         return status
 
     def _start(self) -> _Child:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), self._listening.fileno()),
-                # A terminal's Ctrl-C reaches the supervisor alone, which then ends the child.
-                process_group=0,
-            )
-        child = _Child(process, ours)
+        duplicates = _duplicates()
+        passed = [theirs.fileno(), self._listening.fileno()]
+        if duplicates is not None:
+            passed += [duplicates.theirs.fileno(), duplicates.page_fd]
         start = control.Start(
             self._config,
             self._listening.fileno(),
             self._restarts.total,
             self._restarts.last_fault,
+            *passed[2:],
         )
+        with theirs:
+            process = subprocess.Popen(
+                [*self._command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                # A terminal's Ctrl-C reaches the supervisor alone, which then ends the child.
+                process_group=0,
+            )
+        if duplicates is not None:
+            duplicates.passed_on()
         try:
             control.send_start(ours, start)
         except OSError:
             log.error("the decoder's process ended before it was told what to do")
-        return child
+        return _Child(process, ours, duplicates)
 
     def _watch(self, child: _Child) -> None:
         """Return when the child's channel ends or a stop is asked for."""
-        while not self._stopping:
-            if child.channel not in self._select(child.channel, None):
-                continue
-            try:
-                data = child.channel.recv(4096)
-            except OSError:
-                data = b""
-            if not data:
-                return
-            for line in child.lines.take(data):
-                self._hear(child, line)
+        ears: dict[socket.socket, Callable[[], bool]] = {
+            child.channel: partial(self._heard_from, child)
+        }
+        if child.duplicates is not None:
+            ears[child.duplicates.channel] = child.duplicates.hear
+        for channel in ears:
+            self._selector.register(channel, selectors.EVENT_READ)
+        try:
+            while not self._stopping and child.channel in ears:
+                for channel in self._select(None):
+                    if channel in ears and not ears[channel]():
+                        del ears[channel]
+                        self._selector.unregister(channel)
+        finally:
+            for channel in ears:
+                self._selector.unregister(channel)
+
+    def _heard_from(self, child: _Child) -> bool:
+        """Go by what the child says; false once it says nothing more."""
+        try:
+            data = child.channel.recv(4096)
+        except OSError:
+            data = b""
+        for line in child.lines.take(data):
+            self._hear(child, line)
+        return bool(data)
 
     def _hear(self, child: _Child, line: bytes) -> None:
         if line == control.SERVING:
@@ -219,14 +256,15 @@ class _Supervisor:
             left = until - time.monotonic()
             if not self._restarts.latched and left <= 0:
                 return
-            self._select(None, None if self._restarts.latched else left)
+            self._select(None if self._restarts.latched else left)
 
-    def _select(
-        self, channel: socket.socket | None, timeout_s: float | None
-    ) -> list[socket.socket]:
-        """Wait for the channel, a signal, or the time; returns what is readable."""
-        watched = [self._wake] if channel is None else [self._wake, channel]
-        readable, _, _ = select.select(watched, [], [], timeout_s)
+    def _select(self, timeout_s: float | None) -> list[socket.socket]:
+        """Wait for a channel, a signal, or the time; returns what is readable."""
+        readable = [
+            key.fileobj
+            for key, _ in self._selector.select(timeout_s)
+            if isinstance(key.fileobj, socket.socket)
+        ]
         if self._wake in readable:
             self._wake.recv(4096)
         return readable
@@ -247,6 +285,23 @@ class _Supervisor:
             self._state, code, message, retry_after_s, restarts.total, restarts.last_fault
         )
 
+    def _farewell(self) -> Standing:
+        """What is told to clients whose answer a child did not finish."""
+        standing = self._standing()
+        if self._state != "restarting":
+            return standing
+        message = "the decoder failed while it worked on this request, and is starting again"
+        return replace(standing, code="decoder_restarted", message=message)
+
+
+def _duplicates() -> Duplicates | None:
+    """A new child's connections; ``None`` where there is no room for them."""
+    try:
+        return Duplicates()
+    except OSError as error:
+        log.warning("a fault will reset clients' connections: %s", error.strerror)
+        return None
+
 
 def take_over(descriptor: int) -> tuple[control.Start, socket.socket, socket.socket]:
     """A child's side: what it is told, the listening socket, and the channel.
@@ -261,6 +316,13 @@ def take_over(descriptor: int) -> tuple[control.Start, socket.socket, socket.soc
         ) from error
     start = control.receive_start(channel)
     listening = socket.socket(fileno=start.listening_fd)
-    for inherited in (channel, listening):
-        os.set_inheritable(inherited.fileno(), False)
+    for opened in (channel, listening):
+        os.set_inheritable(opened.fileno(), False)
     return start, listening, channel
+
+
+def custody(start: control.Start) -> Custody | None:
+    """A child's side of what its supervisor knows of its connections."""
+    if start.custody_fd is None or start.page_fd is None:
+        return None
+    return inherited(start.custody_fd, start.page_fd)

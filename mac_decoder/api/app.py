@@ -17,6 +17,8 @@ from mac_decoder.api.deadlines import DeadlineProtocol
 from mac_decoder.api.errors import Backstop, error_response, internal_error
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
 from mac_decoder.api.service import Record, Service
+from mac_decoder.api.watched import watched_by
+from mac_decoder.custody import Custody
 from protocol.errors import BatonError, Cancelled, RequestError
 
 Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
@@ -42,14 +44,15 @@ def create_app(service: Service) -> ASGIApp:
     return Backstop(HostGuard(keyed, settings.hosts, settings.origins))
 
 
-def server_config(app: ASGIApp, drain_s: int = 3) -> uvicorn.Config:
+def server_config(app: ASGIApp, drain_s: int = 3, custody: Custody | None = None) -> uvicorn.Config:
     """How ``app`` is served; answers may go on for ``drain_s`` once the server is to stop.
 
-    There is no lifespan: whoever starts the engine also warms the service.
+    ``custody`` is told of every connection. There is no lifespan: whoever starts the engine
+    also warms the service.
     """
     return uvicorn.Config(
         app,
-        http=DeadlineProtocol,
+        http=DeadlineProtocol if custody is None else watched_by(custody),
         log_config=None,
         access_log=False,
         server_header=False,

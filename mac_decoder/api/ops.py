@@ -35,10 +35,11 @@ def router(service: Service) -> APIRouter:
         # Figures of thousands of cuts take milliseconds: not on the event loop.
         cache = await asyncio.to_thread(service.engine.cache_status)
         engine = service.engine.status()
+        missed = 0 if service.custody is None else service.custody.missed
         return _json(
             {
                 "model": service.served_name,
-                "supervisor": service.past._asdict(),
+                "supervisor": {**service.past._asdict(), "connections_missed": missed},
                 "engine": engine,
                 "cache": cache,
             }

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from mac_decoder.api.errors import status_of
 from mac_decoder.api.metrics import Metrics
 from mac_decoder.api.settings import ApiSettings
+from mac_decoder.custody import Custody
 from mac_decoder.engine.events import Report
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.model import LoadedModel
@@ -43,9 +44,15 @@ class Service:
     """One per app. ``text`` and ``loaded`` are there once the engine is ready."""
 
     def __init__(
-        self, engine: Engine, served_name: str, settings: ApiSettings, past: Past = FIRST
+        self,
+        engine: Engine,
+        served_name: str,
+        settings: ApiSettings,
+        past: Past = FIRST,
+        custody: Custody | None = None,
     ) -> None:
         self.past = past
+        self.custody = custody
         self.engine = engine
         self.served_name = served_name
         self.settings = settings

@@ -13,8 +13,10 @@ from starlette.types import Send
 
 from protocol.errors import Cancelled
 
+MEDIA_TYPE = b"text/event-stream; charset=utf-8"
+
 HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", MEDIA_TYPE),
     (b"cache-control", b"no-cache"),
     # Proxies of nginx's kind hold a stream back unless they are told not to.
     (b"x-accel-buffering", b"no"),

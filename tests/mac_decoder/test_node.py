@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
+import openai
 import psutil
 import pytest
 
 from mac_decoder.handoff.link import LinkName, LinkState
 from mac_decoder.node import first_attempt
 from protocol.checkpoint import read_checkpoint
+from tests.e2e.running import until
 from tests.mac_decoder.engine.links import CopyingLink
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
@@ -132,21 +136,34 @@ def test_it_serves_restarts_after_an_abort_and_stops(decoder, checkpoint):
     assert answer["choices"][0]["finish_reason"] in ("length", "stop")
     assert answer["baton"]["source"] == "local"
 
-    # A client in mid-stream gets an error that it can tell from an end.
+    # Clients get an error that they can tell from an end: one in mid-stream, one that waits.
     name = running.get("/v1/models").json()["data"][0]["id"]
     body = {"model": name, **CHAT, "stream": True, "max_tokens": 2000}
     first = running.child().pid
-    with pytest.raises(httpx.RemoteProtocolError):
-        running.stream(body, lambda: os.kill(first, signal.SIGABRT))
-    assert "data: [DONE]" not in running.lines
+    with ThreadPoolExecutor(1) as threads:
+        client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+        asking = partial(client.chat.completions.create, model=name, max_tokens=2000)
+        waiting = threads.submit(asking, messages=CHAT["messages"])
+        stream = iter(asking(messages=CHAT["messages"], stream=True))
+        for _ in range(5):
+            assert next(stream).choices
+        until(lambda: running.get("/status").json()["engine"]["open"] == 2, 10)
+        os.kill(first, signal.SIGABRT)
+        with pytest.raises(openai.APIError) as told:
+            list(stream)
+        assert told.value.code == "decoder_restarted"
+        refusal = waiting.exception(10)
+        assert isinstance(refusal, openai.InternalServerError)
+        assert (refusal.status_code, refusal.code) == (503, "decoder_restarted")
+        assert refusal.response.headers["retry-after"] == "5"
 
     statuses: list[int] = []
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not statuses or statuses[-1] != 200):
-        statuses.append(running.ready())
+        statuses.append(running.get("/ready").status_code)
         time.sleep(0.05)
     assert statuses[-1] == 200
-    assert 503 in statuses
+    assert set(statuses[:-1]) == {503}
     assert running.await_ready().child().pid != first
     past = running.get("/status").json()["supervisor"]
     assert (past["restarts"], past["last_fault"]) == (1, "signal SIGABRT")

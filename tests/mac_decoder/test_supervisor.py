@@ -84,8 +84,8 @@ sys.exit(supervisor.run(config, command, Policy(first_pause_s=0.2, quick_deaths=
 class Running:
     """A supervisor in a process of its own."""
 
-    def __init__(self, state: Path, plan: str, grace_s: float = 0.5) -> None:
-        (state / "child.py").write_text(textwrap.dedent(CHILD))
+    def __init__(self, state: Path, plan: str, grace_s: float = 0.5, child: str = CHILD) -> None:
+        (state / "child.py").write_text(textwrap.dedent(child))
         (state / "plan").write_text(plan)
         self.state = state
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
