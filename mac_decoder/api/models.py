@@ -1,4 +1,8 @@
-"""``/v1/models``: the one model that this process serves."""
+"""``/v1/models``: the one model that this process serves, once it does.
+
+Whoever lists models wants to use one, and many ask here to learn whether a server is up: a
+model that cannot answer yet is not listed but refused, with the time to come again.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     def described() -> dict[str, Any]:
+        if not service.engine.ready():
+            raise service.absence
         return {
             "id": service.served_name,
             "object": "model",

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from mac_decoder.api.errors import error_headers
 from mac_decoder.api.service import Service
 
 
@@ -28,7 +29,9 @@ def router(service: Service) -> APIRouter:
         """200 when a token can be generated, else 503."""
         if service.engine.ready():
             return _json({"status": "ready", "model": service.served_name})
-        return _json({"status": "not_ready"}, 503)
+        absence = service.absence
+        told = {"status": "not_ready", "reason": absence.reason, "message": absence.message}
+        return _json(told, 503, error_headers(absence))
 
     @routes.get("/status")
     async def status() -> Response:
@@ -54,5 +57,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _json(payload: dict[str, Any], status: int = 200) -> Response:
-    return Response(msgspec.json.encode(payload), status, media_type="application/json")
+def _json(
+    payload: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    return Response(msgspec.json.encode(payload), status, headers, media_type="application/json")

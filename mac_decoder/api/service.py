@@ -58,15 +58,30 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(engine.counters)
         self.created = int(time.time())
+        self._began = time.monotonic()
         self._text: TokenText | None = None
         self._making_text = asyncio.Lock()
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model; ``EngineFault`` (``engine_not_ready``) before it is loaded."""
+        """The model; raises :attr:`absence` where there is none that could answer."""
         if not self.engine.ready():
-            raise EngineFault("the engine is not ready", reason="engine_not_ready")
+            raise self.absence
         return self.engine.loaded
+
+    @property
+    def absence(self) -> EngineFault:
+        """Why no model can answer now (``engine_not_ready``)."""
+        if self.engine.status().get("fault"):
+            message = "the engine has failed, and the decoder starts again"
+        elif self._text is not None:
+            message = "the decoder is stopping"
+        else:
+            seconds = time.monotonic() - self._began
+            message = f"the model is being loaded, for {seconds:.0f} s so far"
+        return EngineFault(
+            message, reason="engine_not_ready", hint="try again when /ready answers with 200"
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -10,14 +10,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
 
+from mac_decoder.api.app import create_app
+from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.engine.events import Failed, GenerationFault, Progress, Token
+from mac_decoder.engine.facade import Engine
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import CapacityError, EngineFault
 from tests.mac_decoder.api.answers import chat, events, refused, text
@@ -201,10 +204,46 @@ def test_before_it_is_ready_nothing_is_answered_but_the_truth(served: Served) ->
         refused(response, 503, "engine_not_ready")
         assert int(response.headers["retry-after"]) >= 1
         assert http.get("/health").status_code == 200
-        assert http.get("/ready").status_code == 503
+        for path in ("/v1/models", "/v1/models/tiny"):
+            refused(http.get(path), 503, "engine_not_ready")
+        ready = http.get("/ready")
+        assert ready.status_code == 503
+        assert ready.json()["reason"] == "engine_not_ready"
+        assert int(ready.headers["retry-after"]) >= 1
         assert "baton_ready 0.0" in http.get("/metrics").text
         server.engine.is_ready = True
         assert http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("figures", "warm", "sentence"),
+    [
+        ({}, False, "the model is being loaded, for 42 s so far; try again when /ready"),
+        ({}, True, "the decoder is stopping"),
+        ({"fault": "engine_fault"}, True, "the engine has failed, and the decoder starts again"),
+    ],
+    ids=["loading", "stopping", "failed"],
+)
+def test_a_refusal_says_what_is_going_on(
+    recital: Recital, figures: dict[str, Any], warm: bool, sentence: str
+) -> None:
+    async def play(part: Part) -> None: ...
+
+    async def main() -> list[httpx.Response]:
+        engine = ScriptedEngine(read_checkpoint(recital.path), play)
+        service = Service(cast(Engine, engine), "tiny", ApiSettings())
+        if warm:
+            await service.warm()
+        engine.is_ready, engine.figures = False, figures
+        service._began -= 42
+        transport = httpx.ASGITransport(create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [await client.get("/v1/models"), await client.post(CHAT, json=chat())]
+
+    for response in asyncio.run(main()):
+        refused(response, 503, "engine_not_ready")
+        assert response.json()["error"]["message"].startswith(sentence)
+        assert response.headers["retry-after"] == "5"
 
 
 def test_an_engine_that_closes_ends_its_streams_with_an_error(
