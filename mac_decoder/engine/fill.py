@@ -40,7 +40,7 @@ from mac_decoder.reuse.facts import (
     FullHandoff,
     Restore,
 )
-from protocol.errors import BatonError, LocalProtocolError
+from protocol.errors import BatonError
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,12 @@ class Filling:
             loaded,
             fixed_threshold,
             link,
+            sequences,
             answers.fetched,
             answers.progress,
             ready=self._ready,
             failed=self._do_without,
+            lost=self._go_on,
         )
         self._looking: dict[int, Request] = {}
         self._prefills: list[_Computing] = []
@@ -196,9 +198,8 @@ class Filling:
                 self._begin_prefill(request, phase)
             case FullHandoff():
                 self.handoffs.start(request, phase)
-            case DeltaHandoff():
-                # Only planned where facts say that this decoder takes one.
-                raise LocalProtocolError("a delta was planned", reason="delta_not_available")
+            case DeltaHandoff() as delta:
+                self.handoffs.start(request, phase, delta)
 
     def _facts(self, request: Request, remote: facts.Remote | None) -> Facts:
         looked = request.reuse.looked

@@ -16,17 +16,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mac_decoder.engine.composing import Composing
 from mac_decoder.engine.events import Progress
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
-from mac_decoder.engine.remote import Fetch, RemoteLane
+from mac_decoder.engine.remote import Arrived, Fetch, RemoteLane
 from mac_decoder.engine.request import Request, Stage
+from mac_decoder.engine.sequences import Sequences
 from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.keeper import Restored
 from mac_decoder.kv.install import build, canonical
 from mac_decoder.kv.shadow import Shadow
 from mac_decoder.reporting import traced
 from mac_decoder.reuse import facts
-from mac_decoder.reuse.facts import Plan
+from mac_decoder.reuse.cut import extended
+from mac_decoder.reuse.facts import DeltaHandoff, Plan
 from protocol.errors import (
     BatonError,
     EngineFault,
@@ -45,7 +49,7 @@ SILENCE: Final = frozenset({"peer_silent", "connect_timeout", "producer_unreacha
 """Failures that the next handoff would wait for just as long."""
 
 Emit = Callable[[int, Progress], None]
-Fetched = Callable[[int, Future[Handoff]], None]
+Fetched = Callable[[int, Future[Arrived]], None]
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,18 @@ class Handoffs:
         loaded: LoadedModel,
         fixed_threshold: int | None,
         link: Link | None,
+        sequences: Sequences,
         fetched: Fetched,
         progress: Emit,
         *,
         ready: Callable[[Request, list[Any]], None],
         failed: Callable[[Request, BatonError, str], None],
+        lost: Callable[[Request, str], None],
     ) -> None:
         """``fetched`` and ``progress`` are called in the handoff thread, the others here.
 
-        ``failed`` is told under which phase the time since the request's stage began counts.
+        ``failed`` and ``lost`` are told under which phase the time since the request's stage
+        began counts; ``lost`` gets a request whose delta lacks its lower part.
         """
         self._loaded = loaded
         self._fixed_threshold = fixed_threshold
@@ -82,6 +89,8 @@ class Handoffs:
         self._progress = progress
         self._ready = ready
         self._failed = failed
+        self._lost = lost
+        self._sequences = sequences
         self._waiting: deque[Request] = deque()
         self._fetching: _Fetching | None = None
         self._overhead = Average()
@@ -112,8 +121,10 @@ class Handoffs:
         """The producer, for the ladder; ``None`` without one."""
         if self._link is None:
             return None
-        state = self._link.state
+        state, tile = self._link.state, self._link.tile
         return facts.Remote(
+            tile=tile or 1,
+            deltas=tile > 0 and self._sequences.keeper is not None,
             ready=state.ready,
             reason=state.reason or f"producer_{state.name}",
             backlog_tokens=sum(request.end for request in self.held()),
@@ -159,9 +170,12 @@ class Handoffs:
 
     # -- the way through
 
-    def start(self, request: Request, phase: str) -> None:
+    def start(self, request: Request, phase: str, delta: DeltaHandoff | None = None) -> None:
         """Queue a request for the producer; the time since its last stage counts as ``phase``."""
         request.enter(Stage.REMOTE, time.perf_counter(), phase)
+        keeper = self._sequences.keeper
+        if delta is not None and keeper is not None:
+            request.reuse.arm(delta, keeper.arm(delta))
         self._waiting.append(request)
         self._next()
 
@@ -169,11 +183,14 @@ class Handoffs:
         """Let go of a request; a handoff under way is told to stop."""
         if request in self._waiting:
             self._waiting.remove(request)
+            request.reuse.disarm()
         if self._fetching is not None and self._fetching.request is request:
             self._fetching.fetch.withdrawn.set()
 
     def close(self) -> None:
         """Withdraw everything and end the handoff thread."""
+        for request in self._waiting:
+            request.reuse.disarm()
         self._waiting.clear()
         if self._lane is not None:
             self._lane.close()
@@ -183,13 +200,17 @@ class Handoffs:
             return
         request = self._waiting.popleft()
         request.enter(Stage.REMOTE, time.perf_counter(), "queue")
-        shadow = Shadow(self._loaded.layout, 0, request.end)
+        delta, keeper = request.reuse.delta, self._sequences.keeper
+        shadow = Shadow(self._loaded.layout, delta.position if delta else 0, request.end)
         generation = request.generation
         fetch = Fetch(request.key, generation.request_id, generation.tokens)
         self._fetching = _Fetching(request, fetch, shadow)
-        self._lane.start(fetch, shadow)
+        if delta is None or keeper is None:
+            self._lane.start(fetch, shadow)
+        else:
+            self._lane.start(fetch, Composing(keeper, delta, shadow, fetch.withdrawn))
 
-    def take(self, outcome: Future[Handoff], *, wanted: bool) -> None:
+    def take(self, outcome: Future[Arrived], *, wanted: bool) -> None:
         """The handoff under way has ended: install it, or do without it.
 
         ``wanted`` is false when its request was cancelled in the meantime.
@@ -197,38 +218,59 @@ class Handoffs:
         if self._fetching is None:
             raise LocalProtocolError("no handoff is under way", reason="handoff_unknown")
         fetching, self._fetching = self._fetching, None
-        request = fetching.request
-        raised = outcome.exception()
-        if raised is None:
-            error = self._install(fetching, outcome.result(), wanted=wanted)
-        else:
+        request, delta = fetching.request, fetching.request.reuse.delta
+        error: BatonError | None = None
+        lost = ""
+        if (raised := outcome.exception()) is not None:
             error = _bare(raised, request.generation.request_id)
+        elif (arrived := outcome.result()).handoff is not None:
+            error = self._install(fetching, arrived.handoff, arrived.restored, wanted=wanted)
+        else:
+            lost = arrived.lost
         # The next handoff, or the prefill here, is to find this one's memory free.
         del fetching
+        request.reuse.disarm()
+        if lost and wanted and delta is not None:
+            log.warning(
+                "request %s: the held part of a delta is gone (%s)",
+                request.generation.request_id,
+                lost,
+            )
+            request.reuse.lost(delta.source, delta.key, lost)
+            self._lost(request, "failed_handoff")
         if error is not None and wanted:
             self._failed(request, error, "failed_handoff")
         if error is not None:
             self._decide_again(error)
         self._next()
 
-    def _install(self, fetching: _Fetching, handoff: Handoff, *, wanted: bool) -> BatonError | None:
+    def _install(
+        self, fetching: _Fetching, handoff: Handoff, restored: Restored | None, *, wanted: bool
+    ) -> BatonError | None:
         """Build the caches and hand them on; returns what refused them, if anything did.
+
+        ``restored`` is the lower part of a delta, ``None`` where the producer sent everything.
 
         Raises ``EngineFault`` where mlx fails: that is nobody's fault but this machine's.
         """
         request, fetch = fetching.request, fetching.fetch
-        if not wanted:
-            handoff.discarded("cancelled")
-            return None
+        done = False
         try:
+            if not wanted:
+                handoff.discarded("cancelled")
+                return None
             caches = build(self._loaded.model, self._loaded.layout, fetching.shadow)
             canonical(caches)
+            done = True
         except EngineFault as error:
             handoff.discarded(error.reason)
             raise
         except BatonError as error:
             handoff.discarded(error.reason)
             return _bare(error, request.generation.request_id)
+        finally:
+            if not done and restored is not None and restored.pinned is not None:
+                restored.pinned.release()
         phases = handoff.phases_ms
         now = time.perf_counter()
         # Waiting for others' turns is no property of a handoff. Rows travel while the next are
@@ -237,11 +279,25 @@ class Handoffs:
         fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
         self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
         request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
-        request.reuse.history = tuple(handoff.manifest.history)
+        self._note_provenance(request, handoff, restored)
         self._done += 1
         handoff.committed()
         self._ready(request, caches)
         return None
+
+    def _note_provenance(
+        self, request: Request, handoff: Handoff, restored: Restored | None
+    ) -> None:
+        """How the rows were made, and what of them is kept already."""
+        reuse = request.reuse
+        reuse.history = ()
+        if reuse.delta is not None and restored is not None:
+            self._sequences.restored(request, restored, reuse.delta.position)
+            reuse.restore_s = restored.read_s + restored.verify_s + restored.place_s
+        elif reuse.delta is not None:
+            request.reasons.append("full_for_delta")
+        for span in handoff.manifest.history:
+            reuse.history = extended(reuse.history, span)
 
     def _decide_again(self, error: BatonError) -> None:
         """Keep nothing waiting for a producer that, after ``error``, is known to be away."""
@@ -252,6 +308,7 @@ class Handoffs:
             return
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
+            request.reuse.disarm()
             known = self._link.error() if away else None
             self._failed(request, known or copy.copy(error), "queue")
 

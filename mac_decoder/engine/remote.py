@@ -13,8 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.engine.composing import Composing
+from mac_decoder.handoff.link import Destination, Handoff, Link
+from mac_decoder.keeper import Restored
 from mac_decoder.kv.shadow import Shadow
+from protocol.errors import Cancelled
 
 
 @dataclass
@@ -32,6 +35,17 @@ class Fetch:
     ended_at: float = 0.0
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """What a handoff brought. ``lost`` says why the lower part of a delta is not there, and then
+    there is nothing; ``restored`` is that part, ``None`` where everything was sent.
+    """
+
+    handoff: Handoff | None
+    restored: Restored | None = None
+    lost: str = ""
+
+
 class RemoteLane:
     """One handoff at a time, in a thread of its own."""
 
@@ -39,7 +53,7 @@ class RemoteLane:
         self,
         link: Link,
         progress: Callable[[Fetch, int, int], None],
-        fetched: Callable[[int, Future[Handoff]], None],
+        fetched: Callable[[int, Future[Arrived]], None],
     ) -> None:
         """``progress(fetch, processed, total)`` and ``fetched(key, future)`` run in it."""
         self._link = link
@@ -48,20 +62,52 @@ class RemoteLane:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-handoff")
         self._last: Fetch | None = None
 
-    def start(self, fetch: Fetch, shadow: Shadow) -> None:
+    def start(self, fetch: Fetch, shadow: Shadow | Composing) -> None:
         """Begin a handoff into ``shadow``; the one before it must have ended."""
         self._last = fetch
-        future = self._thread.submit(
-            self._link.fetch,
-            fetch.tokens,
-            shadow,
-            request_id=fetch.request_id,
-            cancelled=fetch.withdrawn.is_set,
-            progress=partial(self._progress, fetch),
-        )
+        if isinstance(shadow, Composing):
+            future = self._thread.submit(self._delta, fetch, shadow)
+        else:
+            future = self._thread.submit(self._whole, fetch, shadow)
         future.add_done_callback(partial(self._ended, fetch))
 
-    def _ended(self, fetch: Fetch, outcome: Future[Handoff]) -> None:
+    def _whole(self, fetch: Fetch, shadow: Destination) -> Arrived:
+        return Arrived(self._fetch(fetch, shadow, fetch.withdrawn.is_set))
+
+    def _delta(self, fetch: Fetch, composing: Composing) -> Arrived:
+        """Fetch the upper part while the lower one is placed; without it, there is no use in it."""
+        done = False
+        try:
+            try:
+                handoff = self._fetch(
+                    fetch, composing, lambda: fetch.withdrawn.is_set() or composing.lost
+                )
+            except Cancelled:
+                if fetch.withdrawn.is_set() or not composing.lost:
+                    raise
+                return Arrived(None, lost=composing.wait()[1])
+            restored, lost = composing.wait()
+            if lost:
+                handoff.discarded(lost)
+                return Arrived(None, lost=lost)
+            done = True
+            return Arrived(handoff, restored)
+        finally:
+            if not done:
+                composing.give_up()
+
+    def _fetch(
+        self, fetch: Fetch, destination: Destination, cancelled: Callable[[], bool]
+    ) -> Handoff:
+        return self._link.fetch(
+            fetch.tokens,
+            destination,
+            request_id=fetch.request_id,
+            cancelled=cancelled,
+            progress=partial(self._progress, fetch),
+        )
+
+    def _ended(self, fetch: Fetch, outcome: Future[Arrived]) -> None:
         fetch.ended_at = time.perf_counter()
         # What has ended needs no withdrawing; kept here it would keep its shadow too.
         self._last = None

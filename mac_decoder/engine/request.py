@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mac_decoder.engine.cuts import Role
 from mac_decoder.engine.events import Generation, Report, Source
 from mac_decoder.engine.member import Member
 from mac_decoder.keeper import Kept, Line, Looked, Restored
+from mac_decoder.reuse import facts
 from mac_decoder.reuse.accounting import Served, recomputed_bytes
-from mac_decoder.reuse.facts import Plan
+from mac_decoder.reuse.facts import DeltaHandoff, FetchedTier, Plan
+from mac_decoder.reuse.resident import Pinned
 from protocol.layout import Layout
 from protocol.messages import History
 
@@ -57,7 +59,8 @@ class Reuse:
     in its caches were made, ``line`` what of them is kept. ``failures`` are the reasons of
     rungs that were tried and failed, ``tried`` these and why a handoff was tried, ``away`` why
     it failed. ``shared`` and ``parts_at`` are those of the first plan. ``due`` waits for the
-    first token; ``poisoned``: nothing is kept.
+    first token; ``poisoned``: nothing is kept. ``delta`` is the one that the producer is asked
+    for, ``armed`` its held cut.
     """
 
     looked: Looked
@@ -76,6 +79,27 @@ class Reuse:
     away: str = ""
     due: list[Kept] = field(default_factory=list)
     poisoned: bool = False
+    delta: DeltaHandoff | None = None
+    armed: Pinned | None = None
+
+    def arm(self, delta: DeltaHandoff | None, armed: Pinned | None) -> None:
+        """Ask for a delta next, or for everything; the delta's cut stays held until it ends."""
+        self.disarm()
+        self.delta, self.armed = delta, armed
+
+    def disarm(self) -> None:
+        """The handoff that was asked for has ended, one way or the other."""
+        if self.armed is not None:
+            self.armed.release()
+        self.delta = self.armed = None
+
+    def lost(self, tier: FetchedTier, key: object, reason: str) -> None:
+        """A held cut failed this request, which goes on as if it were not held."""
+        self.failures.append(reason)
+        self.tried.append(reason)
+        held = self.looked.resident if tier == "resident" else self.looked.durable
+        if held is not None:
+            self.looked = replace(self.looked, **{tier: facts.without(held, key)})
 
 
 @dataclass(eq=False, slots=True)

@@ -11,19 +11,18 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.sequences import Sequences
-from mac_decoder.keeper import Looked, Restored
+from mac_decoder.keeper import Restored
 from mac_decoder.kv.install import build, canonical
 from mac_decoder.kv.shadow import Shadow
 from mac_decoder.reporting import traced
-from mac_decoder.reuse import facts
-from mac_decoder.reuse.facts import FetchedTier, Restore
+from mac_decoder.reuse.facts import Restore
 from protocol.errors import BatonError, IdentityMismatch, IntegrityError, LocalProtocolError
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class Restores:
         # Whatever follows is to find this one's memory free.
         del shadow
         if restored is None:
-            self._go_down(request, action, _why(raised))
+            self._go_down(request, action, why(raised))
             return
         now = time.perf_counter()
         reuse = request.reuse
@@ -128,7 +127,7 @@ class Restores:
             request.add_phase(name, seconds * 1e3)
         request.stage_began = now
         request.source = action.tier
-        self._sequences.restored(request, restored, action)
+        self._sequences.restored(request, restored, action.position)
         if action.tier == "durable":
             # Views of the shadow's memory, copied elsewhere while this goes on.
             cut = Cut(caches, action.position, "turn", publish=False)
@@ -143,15 +142,13 @@ class Restores:
             action.tier,
             reason,
         )
-        request.reuse.failures.append(reason)
-        request.reuse.tried.append(reason)
         request.add_phase("failed_restore", (time.perf_counter() - request.stage_began) * 1e3)
         request.stage_began = time.perf_counter()
-        request.reuse.looked = _without(request.reuse.looked, action.tier, action.key)
+        request.reuse.lost(action.tier, action.key, reason)
         self._failed(request)
 
 
-def _why(error: BaseException | None) -> str:
+def why(error: BaseException | None) -> str:
     """The reason of a failed restore; the error lets go of the frames that hold the shadow.
 
     A bug is logged with its place: it costs the request a rung, not everybody the process.
@@ -162,9 +159,3 @@ def _why(error: BaseException | None) -> str:
         log.error("a restore broke: %s", traced(error))
     error.__cause__ = error.__context__ = error.__traceback__ = None
     return error.reason if isinstance(error, BatonError) else "restore_broke"
-
-
-def _without(looked: Looked, tier: FetchedTier, key: object) -> Looked:
-    """What is held, without a cut that failed this request."""
-    held = looked.resident if tier == "resident" else looked.durable
-    return looked if held is None else replace(looked, **{tier: facts.without(held, key)})

@@ -21,7 +21,6 @@ from mac_decoder.keeper import Keeper, Kept, Line, Restored
 from mac_decoder.kv.install import canonical, check_position, detach, views
 from mac_decoder.reuse.accounting import Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
-from mac_decoder.reuse.facts import Restore
 from protocol.blocks import BLOCK
 from protocol.errors import IntegrityError
 from protocol.layout import Dtype, Layout, payload_bytes
@@ -67,12 +66,12 @@ class Sequences:
         request.source = "live"
         return sequence.caches
 
-    def restored(self, request: Request, restored: Restored, action: Restore) -> None:
-        """Note what a request goes on from."""
+    def restored(self, request: Request, restored: Restored, position: int) -> None:
+        """Note what a request goes on from: a held cut's rows below ``position``."""
         reuse = request.reuse
-        reuse.start, reuse.history, reuse.restored = action.position, restored.history, restored
+        reuse.start, reuse.history, reuse.restored = position, restored.history, restored
         if restored.pinned is not None:
-            reuse.line = Line(restored.pinned, action.position // BLOCK)
+            reuse.line = Line(restored.pinned, position // BLOCK)
 
     def promise(self, request: Request) -> None:
         """Set aside the live sequence that an admitted request is likely to go on from."""

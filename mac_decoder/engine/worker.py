@@ -39,11 +39,12 @@ from mac_decoder.engine.member import Left, Member, Step
 from mac_decoder.engine.memory import cache_budget, default_step, resident_budget
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
+from mac_decoder.engine.remote import Arrived
 from mac_decoder.engine.request import Request, Reuse, Stage
 from mac_decoder.engine.sampling import Draw
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.engine.settings import EngineSettings
-from mac_decoder.handoff.link import Handoff, Link
+from mac_decoder.handoff.link import Link
 from mac_decoder.keeper import Keeper, Looked, Restored, nothing
 from protocol.errors import BatonError, CapacityError
 from protocol.layout import Layout
@@ -74,7 +75,7 @@ class Fetched:
     """The handoff of ``key`` has ended, one way or the other."""
 
     key: int
-    outcome: Future[Handoff]
+    outcome: Future[Arrived]
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,12 @@ class ProducerLink:
         return self._pool.ack
 
     @property
+    def tile(self) -> int:
+        """The producer's tile in tokens; 0 before it was reached."""
+        ack = self._pool.ack
+        return ack.recipe.tile if ack is not None else 0
+
+    @property
     def rates(self) -> Rates:
         """What was measured so far."""
         with self._lock:

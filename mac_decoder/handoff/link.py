@@ -62,6 +62,10 @@ class Destination(Protocol):
     @property
     def end(self) -> int: ...
 
+    def begin(self, cut: int) -> None:
+        """The producer will send ``[cut, end)``: what was asked for, or all of it. May wait."""
+        ...
+
     def place(self, slot: Slot) -> memoryview:
         """The writable bytes of ``slot``, slots in their order. Any thread, no MLX call."""
         ...
@@ -113,6 +117,11 @@ class Link(Protocol):
 
     @property
     def rates(self) -> Rates: ...
+
+    @property
+    def tile(self) -> int:
+        """The producer's tile in tokens; 0 while nothing is known of it."""
+        ...
 
     def error(self) -> BatonError | None:
         """Why the producer cannot be asked now; ``None`` when it can."""

@@ -92,6 +92,7 @@ class Transfer:
             request_id=order.request_id,
             tokens=order.tokens,
             cut=self._shadow.cut,
+            or_full=self._shadow.cut > 0,
             credit=credit,
         )
         try:
@@ -141,8 +142,8 @@ class Transfer:
                 self._digests.stop()
                 self._connection.release()
                 raise event.error
-            case Began():
-                pass
+            case Began(begin):
+                self._shadow.begin(begin.cut)
             case _:
                 raise TypeError(f"unknown event {type(event).__name__}")
 

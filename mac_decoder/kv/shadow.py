@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -24,20 +23,11 @@ PAGE = 4096
 _PREFAULT_CHUNK = 512 * PAGE
 
 
-class Gap(NamedTuple):
-    """Rows ``[first, last)`` of ``(index, role)`` that no frame carries; the decoder holds them."""
-
-    index: int
-    role: int
-    first: int
-    last: int
-
-
 class _Memory:
     """One region's memory.
 
-    ``runs`` is where the bytes that were handed out begin and end, in turn. Received rows are
-    the first run, which the decoder's own rows, once they are placed, begin.
+    ``runs`` is where the bytes that were handed out begin and end, in turn; received rows are
+    handed out in order, up to ``received``.
     """
 
     def __init__(self, region: Region, received_from: int) -> None:
@@ -50,18 +40,19 @@ class _Memory:
         rows = region.last - region.first
         self.row_bytes = region.nbytes // rows if rows else 0
         self.received_at = (received_from - region.first) * self.row_bytes
-        self.runs = [self.received_at, self.received_at]
+        self.received = self.received_at
+        self.runs: list[int] = []
         self.lock = threading.Lock()
 
     def claim(self, first: int, last: int) -> bool:
         """Hand out ``[first, last)``; false if it is empty, out of bounds or handed out before."""
         at = bisect.bisect_right(self.runs, first)
         behind = self.runs[at] if at < len(self.runs) else self.region.nbytes
-        if at % 2 or at == 0 or not first < last <= behind:
+        if at % 2 or not 0 <= first < last <= behind:
             return False
         left, right = self.runs[:at], self.runs[at:]
         # Runs that touch become one.
-        if left[-1] == first:
+        if left[-1:] == [first]:
             left.pop()
         else:
             left.append(first)
@@ -72,9 +63,15 @@ class _Memory:
         self.runs = left + right
         return True
 
+    def restart(self) -> None:
+        """Everything is received after all."""
+        with self.lock:
+            self.runs = []
+            self.received_at = self.received = 0
+
     def check_complete(self) -> None:
         """Raise ``IntegrityError`` unless every byte was handed out."""
-        if self.runs != [0, self.region.nbytes]:
+        if self.runs != ([0, self.region.nbytes] if self.region.nbytes else []):
             raise IntegrityError(
                 "a region of the cut was not filled",
                 reason="shadow_incomplete",
@@ -87,9 +84,9 @@ class _Memory:
 class Shadow:
     """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``, or a tier all.
 
-    Made and consumed on the MLX thread; ``place``, ``place_held``, ``place_piece`` and
-    ``prefault`` make no MLX call and may run on other threads. Rows below ``cut`` that the cut
-    still needs (see ``gaps``) are placed by the decoder from what it holds.
+    Made and consumed on the MLX thread; ``begin``, ``place``, ``place_piece`` and ``prefault``
+    make no MLX call and may run on other threads. Rows below ``cut`` that a cache at ``end``
+    still needs are placed by the decoder, from what it holds.
     """
 
     def __init__(self, layout: Layout, cut: int, end: int) -> None:
@@ -109,16 +106,18 @@ class Shadow:
         }
         self.nbytes = sum(memory.region.nbytes for memory in self._memory.values())
 
-    def gaps(self) -> tuple[Gap, ...]:
-        """What the decoder itself must place with ``place_held``; empty for a full handoff."""
-        found: list[Gap] = []
-        for (index, role), memory in self._memory.items():
-            if memory.received_at:
-                first = memory.region.first
-                found.append(
-                    Gap(index, role, first, first + memory.received_at // memory.row_bytes)
-                )
-        return tuple(found)
+    def begin(self, cut: int) -> None:
+        """The handoff brings ``[cut, end)``: what was asked for, or all of it with ``cut`` 0.
+
+        Then everything that was placed is void, and nobody may be placing any more.
+        """
+        if cut == self.cut:
+            return
+        if cut:
+            raise LocalProtocolError("a handoff brings all or a delta", reason="shadow_misplaced")
+        self.cut = 0
+        for memory in self._memory.values():
+            memory.restart()
 
     def place(self, slot: Slot) -> memoryview:
         """The writable bytes of ``slot``, to be filled by the caller.
@@ -131,36 +130,24 @@ class Shadow:
             raise _misplaced("no such region", slot, None)
         start = memory.received_at + slot.offset
         with memory.lock:
-            filled = memory.runs[1]
-            if start != filled or not memory.claim(start, start + slot.nbytes):
-                raise _misplaced("out of order or too long", slot, filled)
+            if start != memory.received or not memory.claim(start, start + slot.nbytes):
+                raise _misplaced("out of order or too long", slot, memory.received)
+            memory.received = start + slot.nbytes
         return memory.view[start : start + slot.nbytes]
-
-    def place_held(self, gap: Gap) -> memoryview:
-        """The writable bytes of one of ``gaps``, each to be filled once.
-
-        Raises ``LocalProtocolError`` (``shadow_misplaced``) for anything else.
-        """
-        memory = self._memory.get((gap.index, gap.role))
-        if memory is None or gap not in self.gaps() or memory.runs[0] == 0:
-            raise LocalProtocolError(
-                "these rows are not the decoder's to place", reason="shadow_misplaced"
-            )
-        with memory.lock:
-            memory.runs[0] = 0
-        return memory.view[: memory.received_at]
 
     def place_piece(self, index: int, role: int, offset: int, nbytes: int) -> memoryview:
         """The writable bytes of a piece of the region ``(index, role)``, in any order.
 
-        For a restore, whose pieces cover a region exactly once. Raises ``LocalProtocolError``
-        (``shadow_misplaced``) for a piece that lies outside or has bytes of another.
+        For what the decoder holds: a whole cut, or what lies below a delta. Raises
+        ``LocalProtocolError`` (``shadow_misplaced``) for a piece that lies outside of that or has
+        bytes of another.
         """
         memory = self._memory.get((index, role))
         if memory is None:
             raise _misplaced("no such region", Slot(0, index, role, 0, 0, offset, nbytes), None)
         with memory.lock:
-            if not memory.claim(offset, offset + nbytes):
+            received = self.cut > 0 and offset + nbytes > memory.received_at
+            if received or not memory.claim(offset, offset + nbytes):
                 slot = Slot(0, index, role, 0, 0, offset, nbytes)
                 raise _misplaced("outside of the region, or repeated", slot, None)
         return memory.view[offset : offset + nbytes]
@@ -178,7 +165,7 @@ class Shadow:
                     return
                 with memory.lock:
                     # Held rows lie below, received ones above: skip both as they fill.
-                    offset = max(offset, memory.runs[-1])
+                    offset = max(offset, memory.runs[-1] if memory.runs else 0)
                     stop = min(offset + _PREFAULT_CHUNK, nbytes)
                     memory.pages[offset:stop:PAGE] = 0
                 offset = stop

@@ -41,6 +41,7 @@ SHORTFALLS: Final[dict[str, str]] = {
     "state_not_captured": "A recurrent state is held at other positions than this one.",
     "live_branches": "A live sequence shares this prefix, but serves only its own continuation.",
     "capped_by_durable": "The resident tier holds more than the durable tier vouches for.",
+    "full_for_delta": "The producer sent everything where only the rest was asked for.",
     "delta_not_available": "The whole prompt is handed over although a part of it is held.",
 }
 """Why a plan reuses less than is held or less than the whole prompt, by reason code."""

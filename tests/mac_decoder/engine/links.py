@@ -22,7 +22,7 @@ from mac_decoder.engine.prefill import LocalPrefill
 from mac_decoder.handoff.link import Destination, LinkState, Rates
 from mac_decoder.kv.install import extract
 from protocol.errors import BatonError, Cancelled, TransferError
-from protocol.layout import Layout, payload_bytes, schedule
+from protocol.layout import Layout, payload_bytes, regions, schedule
 from protocol.messages import History, Recipe
 
 Rows = Mapping[tuple[int, int], np.ndarray]
@@ -52,7 +52,8 @@ class CopiedHandoff:
 
 @dataclass
 class CopyingLink:
-    """``raises`` is raised instead of a handoff; ``hold`` keeps a handoff from ending.
+    """``raises`` is raised instead of a handoff; ``hold`` keeps a handoff from ending;
+    ``sends_all`` answers a delta with everything.
 
     ``shadows`` are weak references to those that came, to see when they are let go.
     """
@@ -64,6 +65,7 @@ class CopyingLink:
     raises: BaseException | None = None
     hold: threading.Event | None = None
     corrupt: bool = False
+    sends_all: bool = False
     handoffs: list[CopiedHandoff] = field(default_factory=list)
     made: dict[tuple[int, ...], Rows] = field(default_factory=dict)
     cancellations: int = 0
@@ -95,22 +97,27 @@ class CopyingLink:
             raise self.raises
         rows = self.made[tuple(tokens)]
         began = time.perf_counter()
-        slots = list(schedule(self.layout, shadow.cut, shadow.end, self.tile))
+        cut = 0 if self.sends_all else shadow.cut
+        shadow.begin(cut)
+        shipped = {(r.index, r.role): r.nbytes for r in regions(self.layout, cut, shadow.end)}
+        slots = list(schedule(self.layout, cut, shadow.end, self.tile))
         if self.corrupt:
             slots.pop()
         for slot in slots:
             target = np.frombuffer(shadow.place(slot), np.uint8)
-            target[:] = rows[slot.index, slot.role][slot.offset : slot.offset + slot.nbytes]
+            place = (slot.index, slot.role)
+            at = rows[place].nbytes - shipped[place] + slot.offset
+            target[:] = rows[place][at : at + slot.nbytes]
         while self.hold is not None and not self.hold.wait(0.01):
             if cancelled():
                 self.cancellations += 1
                 raise Cancelled("the request was withdrawn")
         progress(shadow.end, shadow.end)
-        nbytes = payload_bytes(self.layout, shadow.cut, shadow.end)
+        nbytes = payload_bytes(self.layout, cut, shadow.end)
         wire = (time.perf_counter() - began) * 1e3
         phases = {"queue": 0.0, "compute": 0.0, "wire": wire, "verify": 0.0}
         recipe = Recipe("producer", "copied", "float32", self.tile)
-        manifest = SimpleNamespace(history=(History(shadow.cut, shadow.end, recipe),))
+        manifest = SimpleNamespace(history=(History(cut, shadow.end, recipe),))
         handoff = CopiedHandoff(nbytes, phases, manifest)
         self.handoffs.append(handoff)
         return handoff

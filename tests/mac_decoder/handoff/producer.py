@@ -83,6 +83,11 @@ class Memory:
         }
         self.prefaulted = False
 
+    def begin(self, cut: int) -> None:
+        """As the shadow: what was asked for, or all of it."""
+        if cut != self.cut:
+            self.__init__(self.layout, cut, self.end)
+
     def place(self, slot: Slot) -> memoryview:
         return self.regions[slot.index, slot.role][slot.offset : slot.offset + slot.nbytes]
 

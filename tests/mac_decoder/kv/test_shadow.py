@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mac_decoder.kv import shadow as room
 from mac_decoder.kv.memory import unwritten
-from mac_decoder.kv.shadow import Gap, Shadow
+from mac_decoder.kv.shadow import Shadow
 from protocol.errors import IntegrityError, LocalProtocolError
 from protocol.layout import (
     KEY,
@@ -59,6 +59,15 @@ def poisoned() -> Iterator[None]:
         yield
 
 
+def _held(cut: int, end: int) -> list[tuple[int, int, int, int]]:
+    """The pieces of a cache at ``end`` that a delta from ``cut`` leaves out."""
+    sent = {(r.index, r.role): r.nbytes for r in regions(LAYOUT, cut, end)}
+    found = [
+        (r.index, r.role, 0, r.nbytes - sent[r.index, r.role]) for r in regions(LAYOUT, 0, end)
+    ]
+    return [piece for piece in found if piece[3]]
+
+
 def _fill(shadow: Shadow, slots: list[Slot], seed: int = 0) -> None:
     source = np.random.default_rng(seed)
     for slot in slots:
@@ -67,17 +76,38 @@ def _fill(shadow: Shadow, slots: list[Slot], seed: int = 0) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(end=st.integers(1, 60), cut=st.integers(0, 59), tile=st.integers(1, 20))
-def test_a_handoff_and_its_gaps_fill_the_cut(end: int, cut: int, tile: int) -> None:
+def test_a_handoff_and_what_is_held_fill_the_cut(end: int, cut: int, tile: int) -> None:
     cut = min(cut, end - 1)
     shadow = Shadow(LAYOUT, cut, end)
     assert shadow.nbytes == payload_bytes(LAYOUT, 0, end)
-    held = 0
-    for gap in shadow.gaps():
-        place = shadow.place_held(gap)
-        held += place.nbytes
+    held = _held(cut, end)
+    for index, role, _, nbytes in held:
+        for at in range(0, nbytes, 7):
+            shadow.place_piece(index, role, at, min(7, nbytes - at))[:] = bytes(min(7, nbytes - at))
     _fill(shadow, list(schedule(LAYOUT, cut, end, tile, 64)))
     shadow.check_complete()
-    assert held == shadow.nbytes - payload_bytes(LAYOUT, cut, end)
+    assert sum(piece[3] for piece in held) == shadow.nbytes - payload_bytes(LAYOUT, cut, end)
+
+
+@pytest.mark.parametrize("placed", [0, 1, 3])
+def test_everything_may_come_in_place_of_a_delta(placed: int) -> None:
+    """What was placed before is void."""
+    shadow = Shadow(LAYOUT, 20, 30)
+    for piece in _held(20, 30)[:placed]:
+        shadow.place_piece(*piece)
+    with pytest.raises(LocalProtocolError):
+        shadow.begin(10)
+    shadow.begin(20)
+    shadow.begin(0)
+    assert shadow.cut == 0
+    _fill(shadow, list(schedule(LAYOUT, 0, 30, 8, 64)), 3)
+    shadow.check_complete()
+    again = Shadow(LAYOUT, 0, 30)
+    _fill(again, list(schedule(LAYOUT, 0, 30, 8, 64)), 3)
+    for region in regions(LAYOUT, 0, 30):
+        place = (region.index, region.role)
+        one, other = (np.array(each.take(*place).view(mx.uint8)) for each in (shadow, again))
+        assert np.array_equal(one, other)
 
 
 def test_bytes_land_position_major_and_come_out_by_head() -> None:
@@ -125,24 +155,25 @@ def test_what_does_not_fit_is_refused(wrong: Slot) -> None:
     assert caught.value.reason == "shadow_misplaced"
 
 
-def test_a_gap_is_filled_once_and_must_be() -> None:
+def test_what_is_held_is_placed_once_and_must_be() -> None:
     shadow = Shadow(LAYOUT, 20, 30)
     # the window of the sliding layer reaches below the cut, the recurrent layer has no rows
-    assert shadow.gaps() == (
-        Gap(0, KEY, 0, 20),
-        Gap(0, VALUE, 0, 20),
-        Gap(1, KEY, 14, 20),
-        Gap(1, VALUE, 14, 20),
-    )
+    held = _held(20, 30)
+    assert held == [
+        (0, KEY, 0, 20 * 12),
+        (0, VALUE, 0, 20 * 20),
+        (1, KEY, 0, 6 * 16),
+        (1, VALUE, 0, 6 * 16),
+    ]
     _fill(shadow, list(schedule(LAYOUT, 20, 30, 64)))
     with pytest.raises(IntegrityError):
         shadow.check_complete()
-    for gap in shadow.gaps():
-        shadow.place_held(gap)
+    for piece in held:
+        shadow.place_piece(*piece)
     shadow.check_complete()
-    for wrong in (shadow.gaps()[0], Gap(0, KEY, 0, 19), Gap(7, KEY, 0, 20)):
+    for wrong in (held[0], (0, KEY, 20 * 12, 12), (7, KEY, 0, 20)):
         with pytest.raises(LocalProtocolError):
-            shadow.place_held(wrong)
+            shadow.place_piece(*wrong)
 
 
 @pytest.mark.parametrize(("cut", "end"), [(0, 0), (5, 5), (6, 5), (-1, 5)])
@@ -224,11 +255,11 @@ def test_a_region_with_a_hole_is_not_given_up(number: int) -> None:
 def test_received_rows_alone_are_not_given_up() -> None:
     shadow = Shadow(LAYOUT, 20, 30)
     _fill(shadow, list(schedule(LAYOUT, 20, 30, 64)))
-    for gap in shadow.gaps():
+    for piece in _held(20, 30):
         with pytest.raises(IntegrityError):
-            shadow.take(gap.index, gap.role)
-        shadow.place_held(gap)
-        shadow.take(gap.index, gap.role)
+            shadow.take(*piece[:2])
+        shadow.place_piece(*piece)
+        shadow.take(*piece[:2])
 
 
 ONE = Layout((FullLayer(0, 1, 2, 0, "bfloat16"),))
@@ -270,11 +301,12 @@ def test_rows_do_not_come_twice_as_pieces_and_in_order() -> None:
     shadow.check_complete()
 
 
-def test_pieces_of_rows_that_are_held_are_refused() -> None:
+def test_pieces_of_rows_that_are_received_are_refused() -> None:
     shadow = Shadow(ONE, 5, 10)
-    with pytest.raises(LocalProtocolError):
-        shadow.place_piece(0, KEY, 0, 20)
-    shadow.place_piece(0, KEY, 20, 20)
+    for at, nbytes in ((20, 20), (19, 2), (39, 1)):
+        with pytest.raises(LocalProtocolError):
+            shadow.place_piece(0, KEY, at, nbytes)
+    shadow.place_piece(0, KEY, 0, 20)
     with pytest.raises(IntegrityError):
         shadow.check_complete()
 
