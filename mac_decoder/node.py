@@ -206,7 +206,9 @@ class _Node:
 
     async def _start(self, engine: Engine, service: Service) -> None:
         """Load the model, and read what the first request would otherwise wait for."""
+        began = time.monotonic()
         await engine.start()
+        log.info("loaded %s in %.1f s", service.served_name, time.monotonic() - began)
         await service.warm()
 
     def _cut_short(self, status: int, seconds: float = _STOP_S) -> None:
@@ -361,6 +363,5 @@ class _Node:
     def _tell_ready(self) -> None:
         if self._channel is not None:
             control.send_line(self._channel, control.READY)
-        log.info("ready at %s", self._url)
         with contextlib.suppress(BrokenPipeError):  # nobody waits for the line
             print(f"ready {self._url}", flush=True)

@@ -233,7 +233,6 @@ class _Supervisor:
             control.send_line(child.channel, control.GO)
         elif line == control.READY:
             child.ready_at = time.monotonic()
-            log.debug("the decoder is ready at %s", endpoint.url_of(self._listening))
 
     def _end(self, child: _Child) -> int:
         """Wait for the child, with as much force as it takes; its exit status."""

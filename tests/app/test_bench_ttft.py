@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from app import bench_ttft
 from app.ask import Answer, Question
 from app.bench_ttft import of_lane
-from app.cli import app
+from app.commands import app
 from protocol.errors import ConfigError, TransferError
 
 

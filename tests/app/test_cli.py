@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app import cli
+from app import commands
 from protocol.errors import ConfigError, EngineFault, TransferError
 
 
@@ -55,9 +55,9 @@ def test_every_kind_of_failure_has_its_status(
     def fail(**_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(commands, "app", fail)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        commands.run()
     assert ended.value.code == status
 
 
@@ -79,7 +79,7 @@ def test_every_command_complains_in_the_same_layout(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["baton", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        commands.run()
     assert ended.value.code in (2, 78)
     lines = capsys.readouterr().err.splitlines()
     told = [line for line in lines if ": error: " in line]
@@ -106,7 +106,7 @@ def test_both_sides_are_called_by_the_command_that_people_type() -> None:
 
 def test_planning_imports_neither_framework() -> None:
     script = (
-        "import sys, app.cli; "
+        "import sys, app.commands; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'mlx', 'mlx_lm', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0

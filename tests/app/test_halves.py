@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import app
+from app.commands import app
 from protocol import halves
 from protocol.errors import ConfigError
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import app
+from app.commands import app
 from app.probe import Agreement, layer_errors, require_agreement
 from mac_decoder.engine.model import load
 from protocol.checkpoint import read_checkpoint

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from app.cli import app
+from app.commands import app
 from app.plan import USUAL_PROMPT, plan_handoff
 from protocol.errors import RequestError
 from protocol.layout import FullLayer, Layout, RecurrentLayer, SlidingLayer, StateArray

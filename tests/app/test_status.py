@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import app
+from app.commands import app
 from app.status import base_url, fetch_status, summary
 from protocol.errors import ConfigError, TransferError
 
