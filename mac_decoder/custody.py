@@ -94,7 +94,6 @@ class Custody:
         if self._channel is None or self._unsent or not self._free:
             return self._miss()
         slot = self._free.popleft()
-        self._page[slot] = Owed.NOTHING
         try:
             sent = socket.send_fds(self._channel, [_RECORD.pack(_OPENED, slot)], [descriptor])
         except ConnectionError:

@@ -61,8 +61,6 @@ def test_what_is_left_is_what_was_not_closed_and_what_is_owed_is_the_last_word(p
         entries[1].owe(Owed.END)
         entries[2].owe(Owed.ANSWER)
         child.closed(entries[2])
-        # A task that outlives its connection says nothing about the slot's next one.
-        entries[2].owe(Owed.ANSWER)
         for ours, _ in sockets:
             ours.close()
         assert duplicates.hear()
@@ -90,6 +88,8 @@ def test_no_more_are_known_than_there_are_slots_and_slots_come_back(pair, client
         again = child.opened(ours.fileno())
         assert again.slot == entries[3].slot
         again.owe(Owed.ANSWER)
+        # A task that outlives its connection says nothing about the slot's next one.
+        entries[3].owe(Owed.END)
         assert duplicates.hear()
         left = duplicates.taken()
         assert [owed for _, owed in left].count(Owed.ANSWER) == 1

@@ -381,6 +381,16 @@ def test_no_time_is_promised_where_only_a_person_can_help() -> None:
     assert b"Retry-After: 5\r\n" in last_words(Owed.ANSWER, STANDING)
 
 
+def test_clients_that_have_read_their_last_words_are_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    farewells = Farewells()
+    began = time.monotonic()
+    farewells.begin([(ours, Owed.END)], STANDING)
+    assert heard(theirs) == last_words(Owed.END, STANDING)
+    farewells.end()
+    assert time.monotonic() - began < 1
+
+
 def test_a_client_with_no_room_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mac_decoder.farewell._PATIENCE_S", 0.3)
     ours, theirs = socket.socketpair()

@@ -61,7 +61,11 @@ time.sleep(0.2)
 ready = True
 control.send_line(channel, control.READY)
 print("ready " + endpoint.url_of(listening), flush=True)
-if not channel.recv(1):
+try:
+    left = not channel.recv(1)
+except ConnectionResetError:  # it had not read everything
+    left = True
+if left:
     with open(os.path.join(state, "orphaned"), "w"):
         os._exit(0)
 """
