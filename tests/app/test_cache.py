@@ -427,7 +427,7 @@ def test_a_directory_in_use_says_by_whom_and_what_to_do(
 def test_the_commands_import_neither_framework(home: Home) -> None:
     home.fill()
     script = (
-        "import sys; from app.cli import app; "
+        "import sys; from app.commands import app; "
         f"app(['cache', 'verify', *{home.options!r}], standalone_mode=False); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'mlx', 'mlx_lm', 'transformers')))"
     )
