@@ -61,6 +61,8 @@ QUICK = ("gpt_oss", "muse_glimmer", "falcon_h1")
 """One with experts to split, one with tensors to leave out, one whose file could not be read."""
 
 
+MIXTURES = ("qwen3_moe", "afmoe", "deepseek_v3", "deepseek_v3_yarn", "glm4_moe", "qwen3_next")
+
 CARRIED = [name for name in NAMES if name not in (*REFUSED, "falcon_h1_multipliers")]
 
 
@@ -70,7 +72,8 @@ CARRIED = [name for name in NAMES if name not in (*REFUSED, "falcon_h1_multiplie
 )
 def test_what_the_decoder_can_load_can_be_quantised(checkpoint, tmp_path: Path, name: str) -> None:
     made = tmp_path / "made"
-    source = str(checkpoint(name, "bfloat16"))
+    # mlx's CPU backend multiplies the experts of a mixture in float32 only.
+    source = str(checkpoint(name, "float32" if name in MIXTURES else "bfloat16"))
     arguments = ["--to", str(made), "--quantize", "8", "--no-probe", "--json"]
     assert json.loads(invoke("model", "import", source, *arguments))["model"]["quantisation"] == 8
     found = read_checkpoint(made)
