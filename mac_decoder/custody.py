@@ -188,7 +188,8 @@ class Duplicates:
                 record, descriptors, _, _ = socket.recv_fds(self.channel, _RECORD.size, 1)
             except BlockingIOError:
                 return True
-            except OSError:
+            except OSError as error:
+                log.warning("the decoder's connections are not heard of: %s", error.strerror)
                 return False
             if not self._take(record, descriptors):
                 return False
