@@ -24,6 +24,7 @@ from mac_decoder.api.service import Record, Service, merged
 from mac_decoder.engine.events import (
     Event,
     Failed,
+    Fallback,
     Finished,
     Generation,
     Progress,
@@ -230,6 +231,9 @@ class Answer(Response):
                 if choice.finish_reason is not None:
                     self._left.discard(index)
                     self._stop(index)
+                elif isinstance(event, Fallback) and out is not None:
+                    await out.write(sse.comment(f"{event.reason}: prefilled here"))
+                    continue
                 elif not deltas:
                     await self._keep_alive(out)
                     continue
@@ -241,6 +245,8 @@ class Answer(Response):
                 return choice.token(event)
             case Progress():
                 self._progress = event
+                return []
+            case Fallback():
                 return []
             case Finished(reason=reason, report=report):
                 self._reports[index] = report

@@ -3,7 +3,7 @@
 Everything here is immutable, and plain Python: no mlx, no tokenizer. Tokens are ids.
 A request's events arrive in this order::
 
-    Progress*  Token*  (Finished | Failed)
+    (Progress | Fallback)*  Token*  (Finished | Failed)
 
 and nothing follows ``Finished`` or ``Failed``. A request that is cancelled by its client
 ends without either.
@@ -113,6 +113,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Fallback:
+    """The producer was to prefill this prompt and cannot, for ``reason``: this machine does."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token.
 
@@ -175,7 +182,7 @@ class Failed:
     error: BatonError
 
 
-Event = Progress | Token | Finished | Failed
+Event = Progress | Fallback | Token | Finished | Failed
 
 
 class GenerationFault(BatonError):

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mac_decoder.engine.admission import next_prefill
 from mac_decoder.engine.cuts import segments
-from mac_decoder.engine.events import Progress
+from mac_decoder.engine.events import Fallback, Progress
 from mac_decoder.engine.handoffs import PROGRESS_INTERVAL_S, Emit, Fetched, Handoffs
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
@@ -187,6 +187,7 @@ class Filling:
             return
         if plan.fallback and not request.fallback:
             self.fallbacks.update(plan.reasons[-1:])
+            self._progress(request.key, Fallback(plan.reasons[-1]))
         request.fallback = plan.fallback
         match plan.action:
             case ContinueLive(key=key, position=position):

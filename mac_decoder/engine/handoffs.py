@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mac_decoder.engine.composing import Composing
-from mac_decoder.engine.events import Progress
+from mac_decoder.engine.events import Fallback, Progress
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
 from mac_decoder.engine.remote import Arrived, Fetch, RemoteLane
@@ -48,7 +48,7 @@ PROGRESS_INTERVAL_S = 0.1
 SILENCE: Final = frozenset({"peer_silent", "connect_timeout", "producer_unreachable"})
 """Failures that the next handoff would wait for just as long."""
 
-Emit = Callable[[int, Progress], None]
+Emit = Callable[[int, Progress | Fallback], None]
 Fetched = Callable[[int, Future[Arrived]], None]
 
 

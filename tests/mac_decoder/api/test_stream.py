@@ -19,7 +19,7 @@ import pytest
 from mac_decoder.api.app import create_app
 from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
-from mac_decoder.engine.events import Failed, GenerationFault, Progress, Token
+from mac_decoder.engine.events import Failed, Fallback, GenerationFault, Progress, Token
 from mac_decoder.engine.facade import Engine
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import CapacityError, EngineFault
@@ -67,6 +67,7 @@ def test_headers_come_at_once_and_comments_tell_of_a_long_prefill(
         for processed in (100, 200, 300):
             part.say(Progress(processed, 400, "remote"))
             await asyncio.sleep(0.1)
+        part.say(Fallback("connection_lost"))
         part.say(REPORT)
         part.token(recital.heads["greeting"])
         part.end()
@@ -80,6 +81,7 @@ def test_headers_come_at_once_and_comments_tell_of_a_long_prefill(
     assert "queued" in comments
     assert "prefill 100/400" in comments
     assert "prefill 300/400" in comments
+    assert comments[-1] == "connection_lost: prefilled here"
     assert payloads[-1]["baton"]["source"] == "remote"
     assert payloads[-1]["baton"]["transferred_bytes"] == 1234
 

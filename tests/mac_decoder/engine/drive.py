@@ -15,6 +15,7 @@ from mlx_lm.generate import generate_step
 from mac_decoder.engine.events import (
     Event,
     Failed,
+    Fallback,
     Finished,
     Generation,
     Lane,
@@ -75,6 +76,10 @@ class Told:
     @property
     def progress(self) -> list[Progress]:
         return [event for event in self.events if isinstance(event, Progress)]
+
+    @property
+    def fallbacks(self) -> list[str]:
+        return [event.reason for event in self.events if isinstance(event, Fallback)]
 
     @property
     def finished(self) -> Finished:

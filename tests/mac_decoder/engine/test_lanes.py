@@ -148,6 +148,8 @@ def test_a_failed_handoff_becomes_local_prefill_with_its_reason(
             report = found.finished.report
             assert report.source == "local"
             assert report.fallback
+            assert found.fallbacks == [report.reasons[-1]]
+            assert local.fallbacks == []
             assert report.reasons[-1] == error.reason
             assert report.transferred_bytes == 0
             assert "failed_handoff" in report.phases
