@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,13 @@ class Reader:
         rest = wanted.pop(REST, {})
         failed = threading.Event()
         restoring = _Restore(
-            self._access, manifest, into, Effort(), lambda: failed.is_set() or cancelled()
+            self._access,
+            manifest,
+            sorted(block_sizes(manifest.layout).items()),
+            rest_offsets(manifest),
+            into,
+            Effort(),
+            lambda: failed.is_set() or cancelled(),
         )
 
         def guarded(task: Callable[..., None], *arguments: object) -> None:
@@ -133,10 +139,16 @@ class Reader:
 
 @dataclass(slots=True)
 class _Restore:
-    """One restore's work, file by file."""
+    """One restore's work, file by file.
+
+    ``sizes`` are a block's places in file order, ``offsets`` the rest's. The threads run one
+    at a time outside of reads and digests: little is done there, and nothing twice.
+    """
 
     access: Access
     manifest: Manifest
+    sizes: Sequence[tuple[Place, int]]
+    offsets: Mapping[Place, tuple[int, int]]
     into: Into
     effort: Effort
     stop: Callable[[], bool]
@@ -148,8 +160,7 @@ class _Restore:
         header = block_header(
             manifest.layout, manifest.space, manifest.blocks[number], self.access.number
         )
-        sizes = block_sizes(manifest.layout)
-        nbytes = len(header) + sum(sizes.values())
+        nbytes = len(header) + sum(size for _, size in self.sizes)
         with self.access.opened(path) as file:
             if file.nbytes != nbytes:
                 raise fault("length_differs", path, file.nbytes, nbytes)
@@ -158,14 +169,14 @@ class _Restore:
             source.take(found)
             if found != header:
                 raise fault("digest_differs", path)
-            for place in sorted(sizes):
-                self._place(source, wanted.get(place, ()), sizes[place])
+            for place, size in self.sizes:
+                self._place(source, wanted.get(place, ()), size)
         if source.digest() != manifest.files[number]:
             raise fault("digest_differs", path)
 
     def rest(self, file: File, place: Place, parts: list[Piece]) -> None:
         """Place bytes of the cut's rest."""
-        offsets = rest_offsets(self.manifest)
+        offsets = self.offsets
         at, nbytes = offsets[place]
         source = Source(file, at, self.effort, self.stop)
         self._place(source, parts, nbytes)
@@ -178,13 +189,15 @@ class _Restore:
         for piece in sorted(parts, key=lambda piece: piece.start):
             if piece.start < done or piece.start + piece.nbytes > nbytes:
                 raise ValueError("the pieces do not fit the array")
-            source.skip(piece.start - done)
+            if piece.start > done:
+                source.skip(piece.start - done)
             view = self.into(piece.index, piece.role, piece.offset, piece.nbytes).cast("B")
             if view.nbytes != piece.nbytes or view.readonly:
                 raise ValueError("the memory to restore into is not the piece's")
             source.take(view)
             done = piece.start + piece.nbytes
-        source.skip(nbytes - done)
+        if nbytes > done:
+            source.skip(nbytes - done)
 
 
 def _finish(futures: Sequence[Future[None]]) -> None:
