@@ -17,6 +17,7 @@ from mac_decoder.reuse.facts import DeltaHandoff, FetchedTier, Restore
 from mac_decoder.reuse.line import Line
 from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.events import Event
+from mac_decoder.store.manifest import Role
 from mac_decoder.store.store import Store, log_event
 from mac_decoder.tiers import restores
 from mac_decoder.tiers.keeping import Keeping, Kept
@@ -110,12 +111,15 @@ class Keeper:
 
     # -- keeping
 
-    def accepts(self, nbytes: int) -> bool:
-        """Whether so many bytes of rows may be handed over now; false is counted.
+    def ready(
+        self, line: Line, position: int, role: Role, *, publish: bool = True
+    ) -> tuple[Line, int] | None:
+        """The line that a cut at ``position`` is to be handed over for, and how many whole blocks
+        need not be; ``None``: nothing is wanted of it.
 
-        To be asked before they are made: only the MLX thread hands over.
+        To be asked before its rows are made: only the MLX thread hands over.
         """
-        return self._keeping.accepts(nbytes)
+        return self._keeping.ready(line, position, role, publish=publish)
 
     def keep(self, kept: Kept) -> None:
         """Queue a cut."""
@@ -144,6 +148,7 @@ class Keeper:
             "resident": asdict(self._resident.stats()),
             "durable": durable,
             "keeping_bytes": self._waiting.nbytes,
+            "brought_bytes": self._waiting.brought,
             "kept": self._keeping.counts(),
         }
 

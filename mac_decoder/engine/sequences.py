@@ -23,7 +23,7 @@ from mac_decoder.reuse.accounting import Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
 from protocol.blocks import BLOCK
 from protocol.errors import IntegrityError
-from protocol.layout import Dtype, Layout, payload_bytes
+from protocol.layout import Dtype, Layout
 from protocol.messages import History, Recipe
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,7 @@ class Sequences:
         """Note what a request goes on from: a held cut's rows below ``position``."""
         reuse = request.reuse
         reuse.start, reuse.history, reuse.restored = position, restored.history, restored
-        if restored.pinned is not None:
-            reuse.line = Line(restored.pinned, position // BLOCK)
+        reuse.line = Line(restored.pinned, position // BLOCK, restored.files)
 
     def promise(self, request: Request) -> None:
         """Set aside the live sequence that an admitted request is likely to go on from."""
@@ -183,15 +182,11 @@ class Sequences:
         reuse = request.reuse
         if self.keeper is None or not reuse.looked.space or reuse.poisoned:
             return None
-        if reuse.line.broken:
-            if cut.role == "step":
-                return None
-            self.keeper.let_go(reuse.line)
-            reuse.line = Line()
-        line, known = reuse.line, reuse.line.blocks
-        if not self.keeper.accepts(payload_bytes(self._layout, known * BLOCK, cut.position)):
-            line.broken = True
+        ready = self.keeper.ready(reuse.line, cut.position, cut.role, publish=cut.publish)
+        if ready is None:
             return None
+        line, known = ready
+        reuse.line = line
         try:
             rows = views(cut.caches, self._layout, cut.position, known * BLOCK, finite=finite)
         except IntegrityError as error:

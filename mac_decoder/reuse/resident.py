@@ -130,6 +130,11 @@ class Resident:
                 self._cuts.move_to_end(key)
             return Pinned(self, held)
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether a cut of so many bytes could be kept here at all."""
+        with self._lock:
+            return nbytes <= self._budget
+
     def publication(self, key: bytes) -> Publication | None:
         """What became of the cut's publication; ``None`` if the cut is not held."""
         with self._lock:

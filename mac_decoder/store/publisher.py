@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mac_decoder.reuse.cut import BlockBody, CutBody
+from mac_decoder.reuse.line import Line
 from mac_decoder.store.manifest import Role
 from mac_decoder.store.publishing import Published, Refused
 from mac_decoder.store.store import Store
@@ -31,14 +32,19 @@ _NICENESS: Final = 10
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A cut to publish. ``release`` is called once, after the outcome is told."""
+    """A cut to publish. ``release`` is called once, after the outcome is told.
+
+    ``blocks`` are bodies of its whole blocks but for the first ones, those of ``line`` that are
+    on disk when its turn comes. ``resident``: memory holds this very cut too.
+    """
 
     space: bytes
     identity: Identity
     cut: CutBody
     blocks: Sequence[BlockBody]
     role: Role = "turn"
-    base: bytes | None = None
+    line: Line | None = None
+    resident: bool = True
     release: Callable[[], None] = lambda: None
     waiting_too: tuple[Job, ...] = field(default=(), repr=False)
 
@@ -87,7 +93,11 @@ class Publisher:
                 for step in absorbed:
                     self._queue.remove(step)
                 earlier = tuple(kept for step in absorbed for kept in (*step.waiting_too, step))
-                self._queue.append(replace(job, waiting_too=earlier))
+                # What only they have is not on disk when this one's turn comes.
+                bodies = {body.hash: body for step in absorbed for body in step.blocks}
+                bodies |= {body.hash: body for body in job.blocks}
+                whole = replace(job, blocks=tuple(bodies.values()), waiting_too=earlier)
+                self._queue.append(whole)
                 self._ready.notify_all()
         if reason:
             self._tell(job, Refused(job.name, job.cut.position, reason))
@@ -126,7 +136,17 @@ class Publisher:
         return len(self._queue) + self._busy
 
     def _absorbed(self, job: Job) -> list[Job]:
-        return [step for step in self._queue if step.role == "step" and job.extends(step)]
+        """Steps on the way to ``job``. Another line's rows of the same tokens may be others."""
+        found: list[Job] = []
+        for other in reversed(self._queue):
+            if other.line is not job.line:
+                continue
+            if other.role == "step" and job.extends(other):
+                found.append(other)
+            elif job.line is not None:
+                # It goes on from the steps before it, which have to be there first.
+                break
+        return found[::-1]
 
     def _run(self) -> None:
         _give_way()
@@ -152,19 +172,25 @@ class Publisher:
             try:
                 self._publish(job)
             finally:
+                # Its rows may be nobody else's: they are not to stay until the next job comes.
+                del job
                 with self._ready:
                     self._busy = False
                     self._ready.notify_all()
 
     def _publish(self, job: Job) -> None:
+        files = job.line.files if job.line is not None else ()
         try:
             outcome = self._store.publish(
-                job.space, job.identity, job.cut, job.blocks, role=job.role, base=job.base
+                job.space, job.identity, job.cut, job.blocks, role=job.role, block_files=files
             )
+            files = outcome.block_files
         except BatonError as error:
             # The cut itself is wrong: a fault of ours that must not end the thread.
             _LOG.error("a cut cannot be published: %s (%s)", error.message, error.reason)
             outcome = Refused(job.name, job.cut.position, error.reason)
+        if job.line is not None:
+            job.line.files = files
         self._tell(job, outcome)
 
     def _tell(self, job: Job, outcome: Published | Refused) -> None:

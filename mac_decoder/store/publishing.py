@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +33,9 @@ class Published:
     """The cut survives any crash from here on.
 
     ``written`` is in bytes, 0 if it was held already (``existed``); ``superseded`` are the
-    names of its own steps that went.
+    names of its own steps that went. ``block_files`` are the digests of the files of its first
+    blocks that are on disk, as many as there are: those of all, unless what existed has other
+    rows. They are empty for blocks without rows.
     """
 
     name: bytes
@@ -42,6 +44,7 @@ class Published:
     files: int = 0
     existed: bool = False
     superseded: tuple[bytes, ...] = ()
+    block_files: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,25 @@ class Refused:
     Reasons: ``store_over_cap``, ``store_under_floor`` and ``disk_full`` (more space is all
     that was missing), ``io_failed`` (the medium), ``index_failed``, ``block_missing`` (a block
     neither given nor held), ``publisher_behind`` and ``store_closed`` (never tried).
+    ``block_files`` as in :class:`Published`.
     """
 
     name: bytes
     position: int
     reason: str
+    block_files: tuple[bytes, ...] = ()
 
     @property
     def out_of_space(self) -> bool:
         """Whether more space is all that was missing."""
         return self.reason in ("store_over_cap", "store_under_floor", "disk_full")
+
+
+def files_of_blocks(files: Sequence[bytes], blocks: int) -> tuple[bytes, ...]:
+    """The digests of the first ``blocks`` blocks' files; empty ones where blocks have no rows,
+    for which ``files`` is empty.
+    """
+    return tuple(files[:blocks]) if files else (b"",) * blocks
 
 
 class Fresh(NamedTuple):
@@ -135,7 +147,14 @@ class Publication:
         name = order.cut.digest(order.space)
         written, files = self._draft.nbytes, len(self._draft.paths)
         self._held.count("written_bytes", written)
-        return Published(name, order.cut.position, written, files, superseded=self._supersede())
+        return Published(
+            name,
+            order.cut.position,
+            written,
+            files,
+            superseded=self._supersede(),
+            block_files=files_of_blocks(order.files, len(order.cut.blocks)),
+        )
 
     def _claim(self) -> list[Fresh]:
         """Keep the blocks that are held already from being deleted; those that are not."""

@@ -40,7 +40,13 @@ from mac_decoder.store.ledger import Cut, Tally
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Manifest, Role
 from mac_decoder.store.opening import OpenIndex, look_at_holdings, open_holdings
-from mac_decoder.store.publishing import Order, Publication, Published, Refused
+from mac_decoder.store.publishing import (
+    Order,
+    Publication,
+    Published,
+    Refused,
+    files_of_blocks,
+)
 from mac_decoder.store.quarantine import Quarantine
 from mac_decoder.store.reading import Into
 from mac_decoder.store.sweep import Sweeper
@@ -245,14 +251,14 @@ class Store:
         blocks: Iterable[BlockBody],
         *,
         role: Role = "turn",
-        base: bytes | None = None,
+        block_files: Sequence[bytes] = (),
     ) -> Published | Refused:
         """Commit a cut durably; nothing is written if it is held already.
 
-        ``blocks`` are bodies of its whole blocks, in any order; those that are missing are the
-        held cut ``base``'s, which the sequence was built from. Steps of the same conversation
-        that this cut extends are deleted once it is on record. Blocks until done: meant for the
-        publisher's thread.
+        ``blocks`` are bodies of its whole blocks, in any order. The first ones may be left out:
+        those whose files are on disk, ``block_files`` by their digests, as the last outcome for
+        the same sequence gave them. Steps of the same conversation that this cut extends are
+        deleted once it is on record. Blocks until done: meant for the publisher's thread.
 
         Raises ``IntegrityError`` (``cut_malformed``, ``chain_differs``) for parts that do not
         fit together.
@@ -265,24 +271,27 @@ class Store:
             check_block(cut.layout, body)
         name = cut.digest(space)
         with self._held.writing:
-            outcome = self._publish(Order(space, identity, cut, role, (), bodies), name, base)
+            order = Order(space, identity, cut, role, tuple(block_files), bodies)
+            outcome = self._publish(order, name)
         self._held.count("published" if isinstance(outcome, Published) else outcome.reason)
         return outcome
 
-    def _publish(self, order: Order, name: bytes, base: bytes | None) -> Published | Refused:
+    def _publish(self, order: Order, name: bytes) -> Published | Refused:
+        """``order.files`` are those that are said to be there, of the first blocks."""
         position = order.cut.position
         if self._closed:
-            return Refused(name, position, "store_closed")
+            return Refused(name, position, "store_closed", order.files)
         self._quarantine.settle()
         held = self._served(name)
         if held:
             if order.role != "step":
                 held.role = order.role
             self._held.touch(held)
-            return Published(name, position, existed=True)
+            there = self._there(order, order.bodies)
+            return Published(name, position, existed=True, block_files=there)
         try:
-            order = replace(order, files=self._files(order, base))
-            publication = Publication(self._held, self._sweeper, self._quarantine, order)
+            whole = replace(order, files=self._files(order))
+            publication = Publication(self._held, self._sweeper, self._quarantine, whole)
             return publication.run()
         except CapacityError as error:
             reason = error.reason
@@ -293,24 +302,47 @@ class Store:
         except sqlite3.Error as error:
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             reason = "disk_full" if full else "index_failed"
-        return Refused(name, position, reason)
+        return Refused(name, position, reason, self._there(order, {}))
 
-    def _files(self, order: Order, base: bytes | None) -> tuple[bytes, ...]:
+    def _files(self, order: Order) -> tuple[bytes, ...]:
         """The digest of each block's file. Raises ``IntegrityError`` (``block_missing``)."""
         if not block_sizes(order.cut.layout):
             return ()
-        held = self._served(base) if base else None
-        from_base = {node.block: node.file for node in held.nodes()} if held else {}
         files: list[bytes] = []
-        for block in order.cut.blocks:
-            body, file = order.bodies.get(block), from_base.get(block)
-            if body:
-                files.append(self._digests.of(order.cut.layout, order.space, body))
-            elif file:
-                files.append(file.digest)
-            else:
+        for number, block in enumerate(order.cut.blocks):
+            said = order.files[number] if number < len(order.files) else b""
+            body = order.bodies.get(block)
+            if body is not None and not self._trusts(said):
+                # What is written is called after its own bytes, whatever was said.
+                said = self._digests.of(order.cut.layout, order.space, body)
+            if not said:
                 raise IntegrityError("a block is neither given nor held", reason="block_missing")
+            files.append(said)
         return tuple(files)
+
+    def _there(self, order: Order, bodies: Mapping[bytes, BlockBody]) -> tuple[bytes, ...]:
+        """Which files of the first blocks are on disk: those that were said to be, and those of
+        ``bodies``.
+        """
+        blocks = order.cut.blocks
+        if not block_sizes(order.cut.layout):
+            return files_of_blocks((), len(blocks))
+        there: list[bytes] = []
+        for number, block in enumerate(blocks):
+            digest = order.files[number] if number < len(order.files) else b""
+            body = bodies.get(block)
+            if body is not None and not self._trusts(digest):
+                digest = self._digests.of(order.cut.layout, order.space, body)
+            if not self._trusts(digest):
+                break
+            there.append(digest)
+        return tuple(there)
+
+    def _trusts(self, digest: bytes) -> bool:
+        """Whether there is a block's file of that digest, which nobody has to look at first."""
+        with self._held.lock:
+            file = self._held.ledger.blocks.get(digest)
+            return file is not None and file.present and file.trusted
 
     # -- keeping house
 

@@ -1,6 +1,8 @@
 """Keeping cuts, in the order in which they were handed over, and publishing what is kept.
 
-One thread compares and copies; publishing has a thread of its own (``store/publisher``).
+One thread compares and copies; publishing has a thread of its own (``store/publisher``). A
+cut that memory does not take, mostly for want of room, is published all the same, out of the
+rows that were handed over, and the next cut of its sequence goes on from the disk.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mac_decoder.reporting import traced
-from mac_decoder.reuse.cut import Bytes, Place, divide
+from mac_decoder.reuse.cut import BlockBody, Bytes, CutBody, Place, block_sizes, divide
 from mac_decoder.reuse.facts import Publication
 from mac_decoder.reuse.line import Line
-from mac_decoder.reuse.resident import Resident
+from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.events import Deleting, Event, Invalid
 from mac_decoder.store.manifest import Role
 from mac_decoder.store.publisher import Job, Publisher
@@ -28,7 +30,7 @@ from mac_decoder.store.store import Store
 from mac_decoder.tiers.waiting import Waiting
 from protocol.errors import BatonError
 from protocol.identity import Identity
-from protocol.layout import Layout
+from protocol.layout import Layout, payload_bytes
 from protocol.messages import History
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Kept:
-    """A cut to keep: rows from ``line.blocks`` whole blocks on, window rows and states.
+    """A cut to keep: rows from ``known`` whole blocks on, window rows and states.
 
     ``tokens`` are all that are in the cache. A cut that came from the durable tier is not
     published again.
@@ -66,6 +68,7 @@ class Keeping:
         """Without a durable tier until :meth:`attach`."""
         self._identity = identity
         self._layout = layout
+        self._block_nbytes = sum(block_sizes(layout).values())
         self._resident = resident
         self._waiting = waiting
         self._publisher: Publisher | None = None
@@ -79,12 +82,34 @@ class Keeping:
 
     # -- in the caller's thread
 
-    def accepts(self, nbytes: int) -> bool:
-        """Whether so many bytes of rows may be handed over now; false is counted."""
-        good = self._waiting.accepts(nbytes)
-        if not good:
+    def ready(
+        self, line: Line, position: int, role: Role, *, publish: bool = True
+    ) -> tuple[Line, int] | None:
+        """The line that a cut at ``position`` is to be handed over for, and how many whole blocks
+        need not be; ``None``: nothing is wanted of it.
+
+        To be asked before its rows are made. A line that is broken is given up for another one.
+        """
+        going = line.renewed() if line.broken else line
+        if going is not line and role == "step" and not going.blocks:
+            # All of it again is worth a turn's end, not a step.
+            return None
+        whole = payload_bytes(self._layout, 0, position)
+        fits = self._resident.fits(whole)
+        if not fits and (self._publisher is None or not publish):
+            self._count("put_no_room")
+            return None
+        # What came from the disk is taken into memory whole, where that can have it.
+        known = 0 if fits and going.new_to_memory else going.blocks
+        # Not what a delta ships: a cut has its whole window, also rows that another one has.
+        if not self._waiting.accepts(whole - known * self._block_nbytes):
             self._count("keeper_behind")
-        return good
+            return None
+        if going is not line:
+            self._count("line_renewed" if known else "line_anew")
+            self.let_go(line)
+        going.new_to_memory = False
+        return going, known
 
     def keep(self, kept: Kept) -> None:
         """Queue a cut."""
@@ -101,7 +126,7 @@ class Keeping:
 
     def wake(self, line: Line) -> None:
         """The sequence is gone on with, on what is still there of its kept cuts."""
-        self._submit(line.wake, self._resident)
+        self._submit(line.wake, self._resident, line.blocks)
 
     def counts(self) -> dict[str, int]:
         """How often what happened."""
@@ -134,44 +159,63 @@ class Keeping:
             self._count("keep_failed")
 
     def _keep(self, kept: Kept, number: int) -> None:
+        sent = False
         try:
-            self._put(kept)
+            sent = self._put(kept, number)
         except BatonError as error:
             # A fault of ours, which costs a later prompt a hit and nobody an answer.
             log.error("a cut was not kept: %s (%s)", error.message, error.reason)
             self._count("keep_failed")
             kept.line.broken = True
         finally:
-            self._waiting.remove(number)
+            self._waiting.kept(number)
+            if not sent:
+                self._waiting.freed(number)
 
-    def _put(self, kept: Kept) -> None:
+    def _put(self, kept: Kept, number: int) -> bool:
+        """Keep a cut in memory, or else on disk; whether its rows are needed until it is there."""
         line = kept.line
-        if kept.known and line.broken:
+        if not line.follows(kept.known):
             # The blocks before it are not kept, which was not known yet when this was taken.
             self._count("line_broken")
-            return
+            return False
         cut, blocks = divide(
             self._layout, kept.space, kept.tokens, kept.rows, kept.history, kept.known
         )
-        known: Publication = "pending" if kept.publish else "published"
-        put = self._resident.put(kept.space, cut, blocks, publication=known, continues=line.pinned)
-        self._count(f"put_{put.outcome}")
-        pinned = self._resident.pin(put.key) if put.outcome in ("stored", "held") else None
+        outcome, pinned = self._remembered(kept, cut, blocks)
+        self._count(f"put_{outcome}")
         if pinned is not None:
-            line.release()
-            line.pinned = pinned
+            line.hold(pinned)
             if kept.publish:
-                self._publish(kept, put.key)
-            return
-        line.broken = True
-        whole = len(blocks) == len(cut.blocks)
-        if put.outcome == "no_room" and kept.publish and kept.role == "turn" and whole:
-            self._publish_unheld(Job(kept.space, self._identity, cut, blocks, kept.role))
+                self._publish(kept, pinned.key)
+            return False
+        if not kept.publish:
+            # It came from the disk, and the line goes on from there.
+            return False
+        if self._publisher is None:
+            line.broken = True
+            return False
+        self._publish_rows(kept, number, cut, blocks, self._publisher)
+        return True
+
+    def _remembered(
+        self, kept: Kept, cut: CutBody, blocks: tuple[BlockBody, ...]
+    ) -> tuple[str, Pinned | None]:
+        """What the resident tier did with a cut, which it holds if that is pinned."""
+        before = kept.line.pinned
+        if kept.known and before is None:
+            return "past_memory", None
+        known: Publication = "pending" if kept.publish else "published"
+        put = self._resident.put(kept.space, cut, blocks, publication=known, continues=before)
+        held = put.outcome in ("stored", "held")
+        return put.outcome, self._resident.pin(put.key) if held else None
 
     def _publish(self, kept: Kept, key: bytes) -> None:
+        """Publish a resident cut, which stays resident until then."""
         pinned = self._resident.pin(key) if self._publisher is not None else None
         if pinned is None or self._publisher is None:
             return
+        kept.line.sent(len(pinned.cut.blocks))
         blocks = {body.hash: body for body in pinned.blocks}
         job = Job(
             kept.space,
@@ -179,25 +223,49 @@ class Keeping:
             pinned.cut,
             tuple(blocks.values()),
             kept.role,
+            kept.line,
             release=pinned.release,
         )
         self._publisher.submit(job)
 
-    def _publish_unheld(self, job: Job) -> None:
-        """Publish what the resident tier has no room for: one at a time, since nothing counts
-        the bytes of those that wait.
-        """
-        if self._publisher is None:
-            return
-        if self._publisher.waiting():
-            self._count("publisher_behind")
-            return
-        self._publisher.submit(job)
+    def _publish_rows(
+        self,
+        kept: Kept,
+        number: int,
+        cut: CutBody,
+        blocks: tuple[BlockBody, ...],
+        publisher: Publisher,
+    ) -> None:
+        """Publish a cut that memory does not take; its blocks before may still be there."""
+        before = kept.line.leave_memory()
+
+        def release() -> None:
+            if before is not None:
+                before.release()
+            self._waiting.freed(number)
+
+        if before is not None:
+            blocks = (*before.blocks[: kept.known], *blocks)
+        kept.line.sent(len(cut.blocks))
+        job = Job(
+            kept.space,
+            self._identity,
+            cut,
+            blocks,
+            kept.role,
+            kept.line,
+            resident=False,
+            release=release,
+        )
+        publisher.submit(job)
 
     # -- what became of it, in the publisher's thread and others
 
     def _told(self, job: Job, outcome: Published | Refused) -> None:
-        self._resident.settle(job.name, _settled(job.name, outcome))
+        if job.resident:
+            self._resident.settle(job.name, _settled(job.name, outcome))
+        if job.line is not None:
+            job.line.told(len(job.cut.blocks))
         if isinstance(outcome, Refused):
             self._count(outcome.reason)
             log.warning("a cut is not on disk (%s)", outcome.reason)

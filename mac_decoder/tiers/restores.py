@@ -11,8 +11,10 @@ import numpy as np
 
 from mac_decoder.reuse.cut import REST, Piece, clipped
 from mac_decoder.reuse.resident import Pinned, Resident
+from mac_decoder.store.publishing import files_of_blocks
 from mac_decoder.store.reading import SCRATCH_BYTES
 from mac_decoder.store.store import Store
+from protocol.blocks import BLOCK
 from protocol.errors import Cancelled, IntegrityError
 from protocol.messages import History
 
@@ -28,7 +30,8 @@ class Restored:
     """A finished restore: the history of what was placed, and what it cost.
 
     Times are seconds as the request waited them; ``staging_bytes`` is the memory it took beyond
-    the cut. ``pinned`` is a resident cut, still held for whoever goes on from it.
+    the cut. Whoever goes on from it does so from ``pinned``, a resident cut that is still held,
+    or from ``files``, the digests of the files of a durable cut's whole blocks.
     """
 
     history: tuple[History, ...]
@@ -38,6 +41,7 @@ class Restored:
     place_s: float = 0.0
     staging_bytes: int = 0
     pinned: Pinned | None = None
+    files: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,16 @@ def from_disk(
     if found is None:
         return None
     # Threads read and digest side by side: their shares of the time that was waited.
+    manifest = found.manifest
     waited, work = time.perf_counter() - began, found.read_s + found.verify_s
     read_s = waited * found.read_s / work if work else waited
     return Restored(
-        clipped(found.manifest.history, wanted.position),
+        clipped(manifest.history, wanted.position),
         found.nbytes,
         read_s=read_s,
         verify_s=waited - read_s,
         staging_bytes=SCRATCH_BYTES,
+        files=files_of_blocks(manifest.files, wanted.position // BLOCK),
     )
 
 

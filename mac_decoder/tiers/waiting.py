@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,49 +18,62 @@ Beginning = tuple[bytes, bytes]
 """A namespace and the first block's tokens: by it a prompt knows what it may have to wait for."""
 
 
-@dataclass(frozen=True)
-class _Cut:
-    begins: Beginning
-    nbytes: int
-
-
 class Waiting:
-    """The cuts that were handed over and are not kept yet. Any thread may call."""
+    """The cuts that were handed over and are not kept yet. Any thread may call.
+
+    The rows of a cut that memory has no room for wait longer than the cut: until it is on disk.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._cuts: dict[int, _Cut] = {}
+        self._cuts: dict[int, Beginning] = {}
+        self._rows: dict[int, int] = {}
         self._numbers = 0
+        self._brought = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of rows that wait."""
         with self._changed:
-            return self._queued()
+            return sum(self._rows.values())
+
+    @property
+    def brought(self) -> int:
+        """Bytes of rows that were ever handed over."""
+        with self._changed:
+            return self._brought
 
     def accepts(self, nbytes: int) -> bool:
         """Whether so many bytes of rows may wait too."""
         with self._changed:
-            queued = self._queued()
-            return not queued or queued + nbytes <= MOST_QUEUED
+            usual = sum(rows for rows in self._rows.values() if rows <= MOST_QUEUED)
+            longer = any(rows > MOST_QUEUED for rows in self._rows.values())
+        return not longer if nbytes > MOST_QUEUED else usual + nbytes <= MOST_QUEUED
 
     def add(self, space: bytes, tokens: NDArray[np.uint32], nbytes: int) -> int:
-        """A cut was handed over; the number to take it out by."""
+        """A cut was handed over; its number."""
         with self._changed:
             self._numbers += 1
-            self._cuts[self._numbers] = _Cut(_beginning(space, tokens), nbytes)
+            self._brought += nbytes
+            self._cuts[self._numbers] = _beginning(space, tokens)
+            self._rows[self._numbers] = nbytes
             return self._numbers
 
-    def remove(self, number: int) -> None:
-        """The cut is kept, or was given up."""
+    def kept(self, number: int) -> None:
+        """The cut is kept, or was given up: nobody waits for it any more."""
         with self._changed:
             del self._cuts[number]
             self._changed.notify_all()
 
+    def freed(self, number: int) -> None:
+        """Nobody needs the rows of the cut any more."""
+        with self._changed:
+            del self._rows[number]
+
     def now(self) -> Mapping[int, Beginning]:
         """What waits now."""
         with self._changed:
-            return {number: cut.begins for number, cut in self._cuts.items()}
+            return dict(self._cuts)
 
     def wait(
         self, space: bytes, prompt: NDArray[np.uint32], before: Mapping[int, Beginning]
@@ -76,9 +88,6 @@ class Waiting:
         """Wait until nothing waits; whether that was reached."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._cuts, timeout_s)
-
-    def _queued(self) -> int:
-        return sum(cut.nbytes for cut in self._cuts.values())
 
 
 def _beginning(space: bytes, tokens: NDArray[np.uint32]) -> Beginning:

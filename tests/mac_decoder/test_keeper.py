@@ -14,7 +14,6 @@ from mac_decoder.keeper import Keeper, Kept, Line
 from mac_decoder.reuse.facts import Restore
 from mac_decoder.reuse.resident import Resident
 from mac_decoder.store.store import Store
-from mac_decoder.tiers import waiting
 from protocol.blocks import BLOCK
 from protocol.identity import Identity
 from protocol.layout import regions
@@ -92,20 +91,6 @@ def test_what_is_kept_in_parts_is_restored_whole(keeper: Keeper, tier: str) -> N
     assert keeper.status()["kept"] == {"put_stored": 3}
 
 
-def test_without_room_in_memory_whole_cuts_are_published_all_the_same(keeper: Keeper) -> None:
-    keeper.resize(0)
-    line = Line()
-    keeper.keep(kept(keeper, tokens(700), line))
-    assert keeper.drain(20)
-    assert line.broken
-    # What adds to blocks that nobody has is dropped, and counted.
-    keeper.keep(kept(keeper, tokens(1000), line))
-    assert keeper.drain(20)
-    assert placed(keeper, tokens(700), "resident") is None
-    assert placed(keeper, tokens(700), "durable") == expected(tokens(700))
-    assert keeper.status()["kept"] == {"put_no_room": 1, "line_broken": 1}
-
-
 def test_a_prompt_waits_for_its_own_beginning_and_a_stranger_for_nobody(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,49 +113,30 @@ def test_a_prompt_waits_for_its_own_beginning_and_a_stranger_for_nobody(
     assert [looking.result(20).resident.shared for looking in mine] == [300, 100]
 
 
-def test_too_much_at_once_is_refused_before_it_is_made(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "MOST_QUEUED", 1000)
-    go, put = threading.Event(), Resident.put
-
-    def slow(*arguments: object, **named: object) -> object:
-        go.wait(20)
-        return put(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Resident, "put", slow)
-    assert keeper.accepts(1 << 30)
-    keeper.keep(kept(keeper, tokens(300)))
-    assert not keeper.accepts(1000)
-    go.set()
-    assert keeper.drain(20)
-    assert keeper.accepts(1 << 30)
-    assert keeper.status()["kept"]["keeper_behind"] == 1
-
-
 def test_a_sequence_that_rests_lets_its_cuts_be_evicted_and_finds_them_again(
     keeper: Keeper,
 ) -> None:
-    line = Line()
-    keeper.keep(kept(keeper, tokens(300), line))
-    keeper.rest(line)
-    assert keeper.drain(20)
-    keeper.look(tokens(1)).result(20)
-    _settle(keeper)
-    assert keeper.status()["resident"]["pinned_bytes"] == 0
-    keeper.wake(line)
-    _settle(keeper)
-    assert line.pinned is not None
-    assert not line.broken
-    keeper.rest(line)
-    _settle(keeper)
-    keeper._resident.clear()
-    keeper.wake(line)
-    _settle(keeper)
-    assert line.broken
-    keeper.let_go(line)
-    _settle(keeper)
-    assert keeper.status()["resident"]["pinned_bytes"] == 0
+    memory_alone = Keeper(IDENTITY, SLIDING, KEY, RAM)
+    lines = [Line(), Line()]
+    for one, line in zip((keeper, memory_alone), lines, strict=True):
+        one.keep(kept(one, tokens(300), line))
+        one.rest(line)
+        assert one.drain(20)
+        _settle(one)
+        assert one.status()["resident"]["pinned_bytes"] == 0
+        one.wake(line)
+        _settle(one)
+        assert line.pinned is not None
+        assert not line.broken
+        one.rest(line)
+        _settle(one)
+        one.resize(0)
+        one.wake(line)
+        _settle(one)
+        assert line.pinned is None
+    # What is on disk too is gone on from there.
+    assert [line.broken for line in lines] == [False, True]
+    assert memory_alone.close()
 
 
 def test_a_cut_that_is_gone_is_a_miss_and_not_an_error(keeper: Keeper) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
+from mac_decoder.reuse.line import Line
 from mac_decoder.store import publisher as publishing_thread
 from mac_decoder.store.manifest import Role
 from mac_decoder.store.publisher import Job, Publisher
@@ -55,14 +58,14 @@ class Outcomes:
         assert job.cut not in self.cuts_released
         self.told.append((job.cut.position, outcome))
 
-    def job(self, tokens: list[int], role: Role = "turn") -> Job:
+    def job(self, tokens: list[int], role: Role = "turn", known: int = 0) -> Job:
         cut, blocks = made(SLIDING, tokens)
 
         def release() -> None:
             self.released.append(len(tokens))
             self.cuts_released.append(cut)
 
-        return Job(SPACE, IDENTITY, cut, blocks, role, release=release)
+        return Job(SPACE, IDENTITY, cut, blocks[known:], role, release=release)
 
 
 @pytest.fixture
@@ -144,6 +147,87 @@ def test_a_step_that_is_on_disk_already_is_not_said_to_be_superseded(
         }
         assert said == {256: (True, False), 512: (False, True), 900: (False, False)}
         assert serves(store, SLIDING, TOKENS[:256])
+
+
+def test_a_line_s_cuts_go_on_from_each_other_on_disk(tmp_path: Path, outcomes: Outcomes) -> None:
+    """Each brings its own blocks alone; a refusal costs what it brought and all that follows."""
+    disk = Held()
+    line = Line()
+    cut, blocks = made(SLIDING, TOKENS)
+
+    def job(length: int, known: int, role: Role = "turn") -> Job:
+        return replace(outcomes.job(TOKENS[:length], role, known), line=line)
+
+    with opened(tmp_path, disk) as store:
+        publisher = Publisher(store, outcomes.tell)
+        publisher.submit(job(300, 0))
+        assert disk.waits.wait(30)
+        # The steps' blocks go with the turn that they wait for, past nothing that needs them.
+        publisher.submit(job(512, 1, "step"))
+        publisher.submit(job(600, 2, "step"))
+        publisher.submit(job(700, 2))
+        publisher.submit(job(768, 2, "step"))
+        assert publisher.waiting() == 3
+        disk.may.set()
+        assert publisher.drain(30)
+        assert len(line.files) == 3
+        assert store.stats().blocks == 3
+        assert [position for position, _ in outcomes.told] == [300, 512, 600, 700, 768]
+        line.files = line.files[:2]
+        publisher.submit(Job(SPACE, IDENTITY, cut, (), line=line))
+        publisher.close()
+        assert getattr(outcomes.told[-1][1], "reason", "") == "block_missing"
+        assert len(line.files) == 2
+    assert len(blocks) == 3
+
+
+def test_a_step_is_there_before_what_needs_its_blocks(tmp_path: Path, outcomes: Outcomes) -> None:
+    """A turn at the same position does not bring them, so a later cut must not take them away."""
+    disk = Held()
+    line = Line()
+    with opened(tmp_path, disk) as store:
+        publisher = Publisher(store, outcomes.tell)
+        publisher.submit(outcomes.job(conversation(20, 7)))
+        assert disk.waits.wait(30)
+        for length, known, role in ((512, 0, "step"), (512, 2, "turn"), (900, 2, "turn")):
+            job = outcomes.job(TOKENS[:length], role, known)  # type: ignore[arg-type]
+            publisher.submit(replace(job, line=line))
+        disk.may.set()
+        publisher.close()
+        assert [isinstance(outcome, Published) for _, outcome in outcomes.told] == [True] * 4
+        assert serves(store, SLIDING, TOKENS[:512])
+        assert serves(store, SLIDING, TOKENS)
+
+
+def test_a_step_of_another_line_is_written_all_the_same(tmp_path: Path, outcomes: Outcomes) -> None:
+    """Its rows may be others than those of the cut that has its tokens."""
+    disk = Held()
+    ours, theirs = Line(), Line()
+    with opened(tmp_path, disk) as store:
+        publisher = Publisher(store, outcomes.tell)
+        publisher.submit(outcomes.job(conversation(20, 7)))
+        assert disk.waits.wait(30)
+        publisher.submit(replace(outcomes.job(TOKENS[:512], "step"), line=ours))
+        publisher.submit(replace(outcomes.job(TOKENS[:600]), line=theirs))
+        publisher.submit(replace(outcomes.job(TOKENS, known=2), line=ours))
+        disk.may.set()
+        publisher.close()
+        assert [isinstance(outcome, Published) for _, outcome in outcomes.told] == [True] * 4
+        assert (len(ours.files), len(theirs.files)) == (3, 2)
+        assert serves(store, SLIDING, TOKENS)
+
+
+def test_a_cut_is_not_held_on_to_after_its_outcome(tmp_path: Path, outcomes: Outcomes) -> None:
+    """What is published may be in no other memory any more."""
+    with opened(tmp_path, SimulatedDisk()) as store:
+        publisher = Publisher(store, outcomes.tell)
+        cut, blocks = made(SLIDING, TOKENS)
+        rows = [ref(body) for body in blocks]
+        publisher.submit(Job(SPACE, IDENTITY, cut, blocks))
+        del cut, blocks
+        assert publisher.drain(30)
+        assert [row() for row in rows] == [None] * 3
+        publisher.close()
 
 
 def test_steps_share_a_refusal(tmp_path: Path, outcomes: Outcomes) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mac_decoder.store import index
+from mac_decoder.store import index, names
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.publishing import Published
 from mac_decoder.store.store import Store
 from protocol.layout import Layout
 from protocol.messages import History
 from tests.mac_decoder.reuse.made import (
+    BLOCKLESS,
     DECODE,
     FULL,
     LAYOUTS,
@@ -141,21 +142,84 @@ def test_equal_tokens_with_other_rows_share_nothing(tmp_path: Path, disk: Simula
         assert serves(store, FULL, tokens, flavour=1)
 
 
-def test_blocks_that_are_not_given_are_those_of_the_base(
+def test_blocks_whose_files_are_there_need_not_be_given(
     tmp_path: Path, disk: SimulatedDisk
 ) -> None:
     tokens = conversation(1000)
     with opened(tmp_path, disk) as store:
-        publish(store, FULL, tokens[:600])
+        first = publish(store, FULL, tokens[:600])
         publish(store, FULL, tokens[:600] + tokens[:5], flavour=1)
         cut, blocks = made(FULL, tokens)
         missing = store.publish(SPACE, IDENTITY, cut, blocks[2:])
-        assert getattr(missing, "reason", "") == "block_missing"
-        base = name_of(FULL, tokens[:600])
-        done = store.publish(SPACE, IDENTITY, cut, blocks[2:], base=base)
+        assert (getattr(missing, "reason", ""), missing.block_files) == ("block_missing", ())
+        gap = store.publish(SPACE, IDENTITY, cut, blocks[3:], block_files=first.block_files)
+        assert (getattr(gap, "reason", ""), gap.block_files) == (
+            "block_missing",
+            first.block_files,
+        )
+        done = store.publish(SPACE, IDENTITY, cut, blocks[2:], block_files=first.block_files)
         assert isinstance(done, Published)
-        assert done.files == 2
+        assert done.files == 2  # a block and the cut
+        assert (len(done.block_files), done.block_files[:2]) == (3, first.block_files)
         assert serves(store, FULL, tokens)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_outcome_says_which_blocks_are_there_as_this_cut_has_them(
+    layout: Layout, tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    """Of an existing cut of the same tokens those with the same rows alone, all of them once."""
+    tokens = conversation(900)
+    with opened(tmp_path, disk) as store:
+        done = publish(store, layout, tokens)
+        again = publish(store, layout, tokens)
+        other = publish(store, layout, tokens, flavour=1)
+        assert isinstance(other, Published)
+        assert again.block_files == done.block_files
+        has_rows = layout is not BLOCKLESS
+        assert len(done.block_files) == 3
+        assert all(done.block_files) == has_rows
+        assert other.existed
+        assert other.block_files == (() if has_rows else done.block_files)
+        cut, blocks = made(layout, [*tokens[:512], *conversation(200, 5)])
+        on = store.publish(SPACE, IDENTITY, cut, blocks[2:], block_files=done.block_files[:2])
+        assert isinstance(on, Published)
+        assert on.block_files[:2] == done.block_files[:2]
+
+
+def test_a_file_that_went_or_broke_is_not_said_to_be_there(
+    tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    """The refusal says up to where the blocks still are; what is given again is written again."""
+    tokens = conversation(1100)
+    cut, blocks = made(FULL, tokens)
+    with opened(tmp_path, disk) as store:
+        files = publish(store, FULL, tokens[:900]).block_files
+        disk.put(tmp_path / names.block_path(files[1]), b"damage")
+        assert [bad.reason for bad in store.verify().bad] == ["file_malformed"]
+        refused = store.publish(SPACE, IDENTITY, cut, blocks[3:], block_files=files)
+        assert (getattr(refused, "reason", ""), refused.block_files) == (
+            "block_missing",
+            files[:1],
+        )
+        done = store.publish(SPACE, IDENTITY, cut, blocks[1:], block_files=files[:1])
+        assert isinstance(done, Published)
+        assert done.files == 3
+        assert serves(store, FULL, tokens)
+        store.prune(to_bytes=0)
+        refused = store.publish(SPACE, IDENTITY, cut, blocks[3:], block_files=done.block_files)
+        assert refused.block_files == ()
+
+
+def test_what_is_written_is_called_after_its_own_bytes(tmp_path: Path, disk: SimulatedDisk) -> None:
+    """Whatever a caller says that its file was called."""
+    tokens = conversation(600)
+    cut, blocks = made(FULL, tokens)
+    with opened(tmp_path, disk) as store:
+        done = store.publish(SPACE, IDENTITY, cut, blocks, block_files=(bytes(32), b"\1" * 32))
+        assert isinstance(done, Published)
+        assert serves(store, FULL, tokens)
+        assert store.verify().bad == []
 
 
 def test_an_extension_supersedes_its_own_steps_only(tmp_path: Path, disk: SimulatedDisk) -> None:
