@@ -25,13 +25,12 @@ from mac_decoder.reuse.cut import (
     BlockBody,
     CutBody,
     Piece,
-    block_sizes,
     check_block,
     check_cut,
     pieces,
 )
 from mac_decoder.reuse.facts import Holding
-from mac_decoder.store.digests import Digests
+from mac_decoder.store.block_files import BlockFiles
 from mac_decoder.store.events import Event, Listener
 from mac_decoder.store.files import Disk, RealDisk
 from mac_decoder.store.holdings import Holdings
@@ -40,13 +39,7 @@ from mac_decoder.store.ledger import Cut, Tally
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Manifest, Role
 from mac_decoder.store.opening import OpenIndex, look_at_holdings, open_holdings
-from mac_decoder.store.publishing import (
-    Order,
-    Publication,
-    Published,
-    Refused,
-    files_of_blocks,
-)
+from mac_decoder.store.publishing import Order, Publication, Published, Refused
 from mac_decoder.store.quarantine import Quarantine
 from mac_decoder.store.reading import Into
 from mac_decoder.store.sweep import Sweeper
@@ -108,7 +101,7 @@ class Store:
         self._sweeper = Sweeper(held)
         self._quarantine = Quarantine(held)
         self._lookup = Lookup(held, self._quarantine)
-        self._digests = Digests(held.keys.number)
+        self._block_files = BlockFiles(held)
         self._closed = False
 
     @classmethod
@@ -287,10 +280,10 @@ class Store:
             if order.role != "step":
                 held.role = order.role
             self._held.touch(held)
-            there = self._there(order, order.bodies)
+            there = self._block_files.there(order, order.bodies)
             return Published(name, position, existed=True, block_files=there)
         try:
-            whole = replace(order, files=self._files(order))
+            whole = replace(order, files=self._block_files.of(order))
             publication = Publication(self._held, self._sweeper, self._quarantine, whole)
             return publication.run()
         except CapacityError as error:
@@ -302,47 +295,7 @@ class Store:
         except sqlite3.Error as error:
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             reason = "disk_full" if full else "index_failed"
-        return Refused(name, position, reason, self._there(order, {}))
-
-    def _files(self, order: Order) -> tuple[bytes, ...]:
-        """The digest of each block's file. Raises ``IntegrityError`` (``block_missing``)."""
-        if not block_sizes(order.cut.layout):
-            return ()
-        files: list[bytes] = []
-        for number, block in enumerate(order.cut.blocks):
-            said = order.files[number] if number < len(order.files) else b""
-            body = order.bodies.get(block)
-            if body is not None and not self._trusts(said):
-                # What is written is called after its own bytes, whatever was said.
-                said = self._digests.of(order.cut.layout, order.space, body)
-            if not said:
-                raise IntegrityError("a block is neither given nor held", reason="block_missing")
-            files.append(said)
-        return tuple(files)
-
-    def _there(self, order: Order, bodies: Mapping[bytes, BlockBody]) -> tuple[bytes, ...]:
-        """Which files of the first blocks are on disk: those that were said to be, and those of
-        ``bodies``.
-        """
-        blocks = order.cut.blocks
-        if not block_sizes(order.cut.layout):
-            return files_of_blocks((), len(blocks))
-        there: list[bytes] = []
-        for number, block in enumerate(blocks):
-            digest = order.files[number] if number < len(order.files) else b""
-            body = bodies.get(block)
-            if body is not None and not self._trusts(digest):
-                digest = self._digests.of(order.cut.layout, order.space, body)
-            if not self._trusts(digest):
-                break
-            there.append(digest)
-        return tuple(there)
-
-    def _trusts(self, digest: bytes) -> bool:
-        """Whether there is a block's file of that digest, which nobody has to look at first."""
-        with self._held.lock:
-            file = self._held.ledger.blocks.get(digest)
-            return file is not None and file.present and file.trusted
+        return Refused(name, position, reason, self._block_files.there(order, {}))
 
     # -- keeping house
 

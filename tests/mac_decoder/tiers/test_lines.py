@@ -216,5 +216,5 @@ TestLines = Lines.TestCase
 @pytest.mark.soak
 def test_a_long_life_of_lines() -> None:
     run_state_machine_as_test(
-        Lines, settings=settings(max_examples=400, stateful_step_count=40, deadline=None)
+        Lines, settings=settings(max_examples=200, stateful_step_count=40, deadline=None)
     )
