@@ -135,12 +135,6 @@ class Resident:
         with self._lock:
             return nbytes <= self._budget
 
-    def publication(self, key: bytes) -> Publication | None:
-        """What became of the cut's publication; ``None`` if the cut is not held."""
-        with self._lock:
-            held = self._cuts.get(key)
-            return held.publication if held else None
-
     def stats(self) -> ResidentStats:
         """The figures now."""
         with self._lock:
@@ -218,22 +212,6 @@ class Resident:
             if publication in BARRED:
                 self._cuts.move_to_end(key, last=False)
             return True
-
-    def drop(self, key: bytes) -> bool:
-        """Take a cut out; its bytes are freed now, or with its last pin."""
-        with self._lock:
-            held = self._cuts.get(key)
-            if held is not None:
-                self._remove(held)
-            return held is not None
-
-    def clear(self, space: bytes | None = None) -> int:
-        """Take all cuts out, or those of one namespace; how many there were."""
-        with self._lock:
-            going = [c for c in self._cuts.values() if space is None or c.space == space]
-            for held in going:
-                self._remove(held)
-            return len(going)
 
     def resize(self, budget_bytes: int) -> int:
         """Change the budget; the bytes that had to go. What is pinned goes when released."""

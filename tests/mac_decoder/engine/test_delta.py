@@ -20,6 +20,7 @@ from protocol.layout import payload_bytes
 from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told, until
 from tests.mac_decoder.engine.links import CopyingLink
 from tests.mac_decoder.engine.test_reuse import keeper_for, last_live, settled
+from tests.mac_decoder.reuse.made import emptied
 
 KINDS = ("llama", "muse_glimmer", "lfm2", "qwen3_next")
 TILE = 64
@@ -172,7 +173,7 @@ def test_everything_may_be_sent_in_place_of_a_delta(
             await it.answered(engine, it.first)
             if tier == "durable":
                 await asyncio.to_thread(keeper.drain)
-                keeper._resident.clear()
+                emptied(keeper._resident)
             answer = await it.answered(engine, it.second)
             report = answer.finished.report
             assert (report.source, report.reused_tokens) == ("remote", 0)

@@ -38,6 +38,7 @@ from protocol.layout import FullLayer, payload_bytes, regions
 from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told, until
 from tests.mac_decoder.engine.links import CopyingLink, refused
 from tests.mac_decoder.engine.replay import Replay
+from tests.mac_decoder.reuse.made import emptied
 from tests.tiny_models import WINDOW
 
 KINDS = ("llama", "muse_glimmer", "deepseek_v3", "qwen3_next", "lfm2", "falcon_h1")
@@ -144,7 +145,7 @@ def check_warm(
             keeper = engine._worker._keeper
             assert keeper is not None
             await asyncio.to_thread(keeper.drain)
-            keeper._resident.clear()
+            emptied(keeper._resident)
         answer = await told(engine, ask(tokens, count))
         report = answer.finished.report
         assert report.source == ("durable" if tier == "restarted" else tier), report

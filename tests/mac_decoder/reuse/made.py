@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mac_decoder.reuse.cut import BlockBody, CutBody, Place, divide
+from mac_decoder.reuse.facts import Publication
+from mac_decoder.reuse.resident import Resident
 from protocol.blocks import namespace
 from protocol.layout import FullLayer, Layout, RecurrentLayer, SlidingLayer, StateArray, regions
 from protocol.messages import History, Recipe
@@ -59,3 +61,24 @@ def made_of(
     """A cut of ``tokens`` with its blocks; rows as :func:`causal_rows` gives them."""
     past = history or (History(0, len(tokens), PREFILL),)
     return divide(layout, space, list(tokens), rows or causal_rows(layout, tokens), past)
+
+
+def publication_of(tier: Resident, key: bytes) -> Publication | None:
+    """What became of the cut's publication; ``None`` if the cut is not held."""
+    held = tier._cuts.get(key)
+    return held.publication if held else None
+
+
+def dropped(tier: Resident, key: bytes) -> bool:
+    """Take a cut out, pinned or not, as the tier does to replace it; whether it was there."""
+    with tier._lock:
+        held = tier._cuts.get(key)
+        if held is not None:
+            tier._remove(held)
+        return held is not None
+
+
+def emptied(tier: Resident) -> None:
+    """Take all cuts out."""
+    for key in list(tier._cuts):
+        dropped(tier, key)

@@ -33,7 +33,10 @@ from tests.mac_decoder.reuse.made import (
     SLIDING,
     SPACE,
     causal_rows,
+    dropped,
+    emptied,
     made_of,
+    publication_of,
     some_rows,
 )
 
@@ -178,7 +181,7 @@ def test_a_cut_goes_on_from_one_that_was_dropped_meanwhile() -> None:
     tier = Resident(PLENTY)
     cut, bodies = made_of(FULL, range(1000))
     with tier.pin(put(tier, range(600))) or pytest.fail("gone") as base:
-        tier.clear()
+        emptied(tier)
         done = tier.put(SPACE, cut, bodies[2:], continues=base)
     with tier.pin(done.key) or pytest.fail("gone") as held:
         assert contents(held) == saved(cut, bodies)
@@ -251,7 +254,7 @@ def test_another_namespace_finds_nothing_and_shares_the_budget() -> None:
     put(tier, range(1, 301), space=OTHER_SPACE)
     assert tier.pin(ours) is None
     assert tier.stats().used_bytes == 2 * size
-    assert tier.clear(OTHER_SPACE) == 2
+    emptied(tier)
     assert tier.stats().used_bytes == 0
 
 
@@ -265,7 +268,7 @@ def test_least_recently_used_goes_first() -> None:
     (tier.pin(first) or pytest.fail("gone")).release()
     done = tier.put(SPACE, *made_of(FULL, range(300, 310)))
     assert done.evicted_bytes == size
-    assert [tier.publication(key) is not None for key in (first, second, third)] == [
+    assert [publication_of(tier, key) is not None for key in (first, second, third)] == [
         True,
         False,
         True,
@@ -279,8 +282,8 @@ def test_putting_what_is_held_is_a_use() -> None:
     first, second = (put(tier, range(n, n + 10)) for n in (0, 100))
     assert tier.put(SPACE, *made_of(FULL, range(10))).outcome == "held"
     put(tier, range(200, 210))
-    assert tier.publication(first) == "pending"
-    assert tier.publication(second) is None
+    assert publication_of(tier, first) == "pending"
+    assert publication_of(tier, second) is None
 
 
 def test_evicted_memory_is_free_at_once() -> None:
@@ -294,7 +297,7 @@ def test_evicted_memory_is_free_at_once() -> None:
     del arrays, whole, given
     assert all(array() is not None for array in alive)
     assert tier.resize(0) == payload_bytes(FULL, 0, 600) + 2400
-    assert tier.publication(key) is None
+    assert publication_of(tier, key) is None
     assert all(array() is None for array in alive)
 
 
@@ -328,8 +331,8 @@ def test_a_dropped_cut_leaves_with_its_last_pin() -> None:
     tier = Resident(PLENTY)
     key = put(tier, range(300))
     one, two = tier.pin(key) or pytest.fail("gone"), tier.pin(key) or pytest.fail("gone")
-    assert tier.drop(key)
-    assert not tier.drop(key)
+    assert dropped(tier, key)
+    assert not dropped(tier, key)
     assert tier.pin(key) is None
     assert tier.holding(SPACE, range(300)) == NOTHING
     one.release()
@@ -343,7 +346,7 @@ def test_what_does_not_fit_at_all_evicts_nothing() -> None:
     tier = Resident(payload_bytes(FULL, 0, 300) + 1200)
     key = put(tier, range(300))
     assert tier.put(SPACE, *made_of(FULL, range(600))).outcome == "no_room"
-    assert tier.publication(key) == "pending"
+    assert publication_of(tier, key) == "pending"
 
 
 def test_shared_blocks_are_not_evicted_for_the_cut_that_shares_them() -> None:
@@ -393,7 +396,7 @@ def test_a_refused_or_invalid_cut_is_held_for_its_reason_alone(ended: Publicatio
 
     assert planned() == (Restore("resident", deep, 600, 600), ("lane_local",))
     assert tier.settle(deep, ended)
-    assert tier.publication(deep) == ended
+    assert publication_of(tier, deep) == ended
     assert tier.match(SPACE, range(1000)).cuts == ((300, shallow),)
     assert planned() == (
         Restore("resident", shallow, 300, 300),
@@ -414,7 +417,7 @@ def test_a_barred_cut_is_replaced_by_a_fresh_one() -> None:
     tier.settle(key, "invalid")
     fresh = made_of(FULL, range(600), rows=some_rows(FULL, 600))
     assert tier.put(SPACE, *fresh).outcome == "stored"
-    assert tier.publication(key) == "pending"
+    assert publication_of(tier, key) == "pending"
     with tier.pin(key) or pytest.fail("gone") as held:
         assert contents(held) == saved(*fresh)
     assert tier.stats().blocks == 2
@@ -427,8 +430,8 @@ def test_barred_cuts_go_first() -> None:
     tier.settle(third, "refused")
     (tier.pin(third) or pytest.fail("gone")).release()
     put(tier, range(300, 310))
-    assert tier.publication(third) is None
-    assert tier.publication(first) == tier.publication(second) == "pending"
+    assert publication_of(tier, third) is None
+    assert publication_of(tier, first) == publication_of(tier, second) == "pending"
 
 
 @pytest.mark.parametrize("ended", sorted(BARRED))
@@ -453,14 +456,14 @@ def test_a_settlement_of_what_was_not_so_changes_nothing(was: Publication) -> No
     key = put(tier, [1, 2, 3])
     tier.settle(key, was)
     assert tier.settle(key, "out_of_space", was="published")
-    assert tier.publication(key) == was
+    assert publication_of(tier, key) == was
     assert not tier.settle(bytes(32), "out_of_space", was="published")
 
 
 def test_a_cut_that_is_gone_settles_nothing() -> None:
     tier = Resident(PLENTY)
     assert not tier.settle(bytes(32), "published")
-    assert tier.publication(bytes(32)) is None
+    assert publication_of(tier, bytes(32)) is None
 
 
 def test_the_figures() -> None:
@@ -613,7 +616,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.held)))
-        assert self.tier.drop(key)
+        assert dropped(self.tier, key)
         self.take_out(key)
 
     @rule(budget=st.sampled_from((0, 6_000, 12_000, 30_000)))
@@ -643,7 +646,7 @@ class AgainstDictionary(RuleBasedStateMachine):
         for many in self.leaving.values():
             for _, handle in many:
                 handle.release()
-        self.tier.clear()
+        emptied(self.tier)
         assert self.tier.stats().used_bytes == 0
         assert self.tier.stats().blocks == 0
 
@@ -671,7 +674,7 @@ def test_threads_meet_only_whole_cuts_within_the_budget() -> None:
         for _ in range(60):
             tier.put(SPACE, *made[int(draw.integers(8))])
             if draw.integers(5) == 0:
-                tier.drop(made[int(draw.integers(8))][0].digest(SPACE))
+                dropped(tier, made[int(draw.integers(8))][0].digest(SPACE))
 
     def reads(seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -695,5 +698,5 @@ def test_threads_meet_only_whole_cuts_within_the_budget() -> None:
     for thread in readers:
         thread.join()
     assert wrong == []
-    tier.clear()
+    emptied(tier)
     assert (tier.stats().used_bytes, tier.stats().blocks) == (0, 0)

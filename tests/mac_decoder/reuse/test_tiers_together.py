@@ -40,7 +40,15 @@ from mac_decoder.store.store import Store
 from protocol.errors import IntegrityError
 from protocol.layout import Layout, regions
 from protocol.messages import History
-from tests.mac_decoder.reuse.made import DECODE, FULL, PREFILL, RECURRENT, SLIDING
+from tests.mac_decoder.reuse.made import (
+    DECODE,
+    FULL,
+    PREFILL,
+    RECURRENT,
+    SLIDING,
+    emptied,
+    publication_of,
+)
 from tests.mac_decoder.store.made import (
     IDENTITY,
     SPACE,
@@ -277,7 +285,7 @@ class Together(RuleBasedStateMachine):
             if publication == "pending":
                 self.queue.append(done.key)
         elif done.outcome == "no_room" and there and there.publication in BARRED:
-            assert self.tier.publication(done.key) is None
+            assert publication_of(self.tier, done.key) is None
         self.forget_evicted()
 
     def held(self) -> dict[bytes, Known]:
@@ -286,7 +294,7 @@ class Together(RuleBasedStateMachine):
 
     def forget_evicted(self) -> None:
         for name in list(self.resident):
-            if self.tier.publication(name) is None:
+            if publication_of(self.tier, name) is None:
                 del self.resident[name]
 
     def job(self, name: bytes, released: list[bytes]) -> Job | None:
@@ -430,7 +438,7 @@ class Together(RuleBasedStateMachine):
         self.disk.put(path, bytes(content))
         self.flipped[path] = bytes(content)
         if forget:
-            self.tier.clear()
+            emptied(self.tier)
             self.resident.clear()
 
     # -- what must be true
@@ -525,7 +533,7 @@ class Together(RuleBasedStateMachine):
     @invariant()
     def both_tiers_hold_what_the_dictionaries_say(self) -> None:
         for name, known in self.resident.items():
-            assert self.tier.publication(name) == known.publication
+            assert publication_of(self.tier, name) == known.publication
             if known.publication == "superseded":
                 assert not self.store.holds(name)
         assert self.tier.stats().cuts == len(self.resident)
@@ -537,7 +545,7 @@ class Together(RuleBasedStateMachine):
     def teardown(self) -> None:
         for pinned in self.pinned:
             pinned.release()
-        self.tier.clear()
+        emptied(self.tier)
         stats = self.tier.stats()
         assert (stats.used_bytes, stats.blocks) == (0, 0)
         self.store.close()
@@ -563,7 +571,7 @@ def test_a_cut_that_the_disk_had_no_room_for_any_more_serves_on() -> None:
     both.publish_one()
     assert len(both.durable) == 2
     assert name not in both.durable
-    assert both.tier.publication(name) == "out_of_space"
+    assert publication_of(both.tier, name) == "out_of_space"
     found = plan(both.facts(prompt))
     assert found.action == Restore("resident", name, 620, 620)
     assert "durable_out_of_space" in found.reasons
@@ -581,11 +589,11 @@ def test_no_loss_lets_an_invalid_cut_serve_again() -> None:
     both.disk.put(both.directory / names.block_path(cut.node.file.digest), b"damage")
     both.flipped[both.directory / names.block_path(cut.node.file.digest)] = b"damage"
     assert [bad.reason for bad in both.store.verify().bad] == ["file_malformed"]
-    assert both.tier.publication(name) == "invalid"
+    assert publication_of(both.tier, name) == "invalid"
     sweeper = both.store._sweeper
     sweeper.delete(sweeper.plan(PLENTY), "room")
     assert name not in both.store._held.ledger.cuts
-    assert both.tier.publication(name) == "invalid"
+    assert publication_of(both.tier, name) == "invalid"
     both.teardown()
 
 
@@ -624,7 +632,7 @@ def test_threads_are_served_right_bytes_while_both_tiers_change(tmp_path: Path) 
     def takes_away() -> None:
         draw = np.random.default_rng(2)
         while not stop.wait(0.005):
-            tier.clear() if draw.integers(4) else store.prune(to_bytes=60_000)
+            emptied(tier) if draw.integers(4) else store.prune(to_bytes=60_000)
 
     def reads(seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -654,7 +662,7 @@ def test_threads_are_served_right_bytes_while_both_tiers_change(tmp_path: Path) 
     assert wrong == []
     assert set(served_by) == {"resident", "durable"}
     assert store.verify().bad == []
-    tier.clear()
+    emptied(tier)
     assert (tier.stats().used_bytes, tier.stats().pinned_bytes) == (0, 0)
     store.close()
 
