@@ -97,8 +97,11 @@ class Sequence:
         self._keeper.let_go(self._line)
 
     def _keep(self, position: int, role: Role) -> None:
-        line = self._line
-        known = line.blocks
+        ready = self._keeper.ready(self._line, position, role)
+        if ready is None:
+            raise SystemExit("the keeper is behind")
+        line, known = ready
+        self._line = line
         kept = Kept(
             line,
             SPACE,
@@ -109,14 +112,13 @@ class Sequence:
             role,
         )
         line.blocks = position // BLOCK
-        if not self._keeper.keep(kept):
-            raise SystemExit("the keeper is behind")
+        self._keeper.keep(kept)
         self.cuts += 1
         if self._paced:
             self._settle()
 
     def _settle(self) -> None:
-        if not self._keeper.drain(600.0) or self._line.broken:
+        if not self._keeper.drain(600.0):
             raise SystemExit("a cut was not kept")
 
 
