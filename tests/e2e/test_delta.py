@@ -25,12 +25,18 @@ from tests.mac_decoder.engine.test_reuse import keeper_for, last_live, settled
 
 KEY = bytes(range(32))
 TILE = 64
+KINDS = ("llama", "muse_glimmer", "lfm2")
 SETTINGS = EngineSettings(prefill_step=TILE, remote_threshold=1)
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
-@pytest.mark.parametrize("count", [32, pytest.param(256, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("muse_glimmer", 32),
+        *(pytest.param(name, 256, marks=pytest.mark.soak) for name in KINDS),
+    ],
+)
 def test_full_prefix_and_delta_agree(
     produce: Callable[..., RunningProducer],
     checkpoint: Callable[..., Path],
