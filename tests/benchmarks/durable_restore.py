@@ -4,6 +4,8 @@
   ``load_prompt_cache`` of the same bytes (evaluated: it is lazy), in turn, from cold disk and from
   the page cache. Cold: every file was synced and taken out of the page cache with
   ``POSIX_FADV_DONTNEED``, and the process is checked to have read all bytes from the device.
+  A restore digests what it reads, on every core: beside other work it is the slower for it. So
+  each run has the cores that others took, and pairs that ran alone have a ratio of their own.
 - Memory beyond the cut up to the finished shadow, in a process of its own, for each of
   ``--memory``; beside it the whole engine's on a model with Muse's cache layout, from the
   request to the finished shadow, and from there to the first token.
@@ -23,6 +25,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
+import psutil
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import muse_glimmer
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
@@ -48,23 +51,34 @@ from tests.tiny_tokenizer import VOCABULARY
 
 MB: Final = 1e6
 BARS: Final = {"speed.cold.ratio": 0.8, "beyond_the_cut_mb": 64}
+ALONE: Final = 0.25
+"""Cores that others may take of a run that counts as run alone."""
+
+
+def _busy_s() -> float:
+    """Seconds that all cores together were not idle, since the machine started."""
+    spent = psutil.cpu_times()
+    return sum(spent) - spent.idle - getattr(spent, "iowait", 0.0)
 
 
 class Clock:
-    """Wall time, the processor time of all threads, and bytes from the device, since it began."""
+    """Wall time, processor time of this process and of others, bytes from the device."""
 
     def __init__(self) -> None:
-        self._device = device_bytes()[0]
+        self._device, self._busy = device_bytes()[0], _busy_s()
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def rates(self, nbytes: int) -> dict[str, float]:
-        """GB/s in wall time, and for each second of one core; the share that the device gave."""
+        """GB/s in wall time, and for each second of one core; the share that the device gave;
+        the cores that others took.
+        """
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        read = device_bytes()[0] - self._device
+        read, busy = device_bytes()[0] - self._device, _busy_s() - self._busy
         return {
             "gb_per_s": nbytes / wall / 1e9,
             "gb_per_core_s": nbytes / cpu / 1e9,
             "from_device": read / nbytes,
+            "others_cores": max(0.0, busy - cpu) / wall,
         }
 
 
@@ -143,8 +157,8 @@ def speed(position: int, rounds: int, directory: Path) -> dict[str, Any]:
             found[kind] = {
                 "restore": _medians([mine for mine, _ in pairs]),
                 "load_prompt_cache": _medians([base for _, base in pairs]),
-                "ratio": statistics.median(a["gb_per_s"] / b["gb_per_s"] for a, b in pairs),
-                "ratios": sorted(round(a["gb_per_s"] / b["gb_per_s"], 3) for a, b in pairs),
+                **_ratios(pairs),
+                "alone": _ratios([p for p in pairs if all(r["others_cores"] <= ALONE for r in p)]),
             }
         _check_same(build(BareModel(MUSE), MUSE, restored(keeper, name, position)), file, position)
     return found
@@ -152,6 +166,12 @@ def speed(position: int, rounds: int, directory: Path) -> dict[str, Any]:
 
 def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {figure: statistics.median(run[figure] for run in runs) for figure in runs[0]}
+
+
+def _ratios(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, Any]:
+    """Our GB/s over theirs: the median, and all of them."""
+    found = sorted(round(mine["gb_per_s"] / base["gb_per_s"], 3) for mine, base in pairs)
+    return {"ratio": statistics.median(found) if found else None, "ratios": found}
 
 
 def _check_same(caches: list[Any], file: str, position: int) -> None:
