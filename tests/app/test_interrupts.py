@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.interrupts import at_once
+from protocol.errors import EXIT_CONFIG
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 0.6])
@@ -57,8 +58,9 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(
         status = process.wait(60)
         listening.join()
     assert not [line for line in said if "Traceback" in line or "KeyboardInterrupt" in line], said
-    # Shells show 130 for a death by SIGINT too; 0 is a supervisor's, which had begun.
-    assert status in (-signal.SIGINT, 130, 0)
+    # Shells show 130 for a death by SIGINT too; 0 is a supervisor's, which had begun. Without a
+    # key or a pairing a producer ends by itself: on a fast machine that is before the signal.
+    assert status in (-signal.SIGINT, 130, 0) or (command == "produce" and status == EXIT_CONFIG)
 
 
 def test_what_was_ignored_stays_ignored_and_what_was_handled_stays_handled() -> None:
