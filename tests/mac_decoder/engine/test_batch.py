@@ -16,7 +16,8 @@ from mac_decoder.engine.member import Member, Step
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
 from mac_decoder.engine.sampling import Draw
-from mac_decoder.kv.install import canonical, extract
+from mac_decoder.kv.install import build, canonical, extract, views
+from mac_decoder.kv.shadow import Shadow
 from tests.mac_decoder.engine.drive import loaded_copy, prompt, reference
 
 GREEDY = Sampling(temperature=0.0)
@@ -222,3 +223,39 @@ def test_who_is_taken_out_before_a_token_leaves_nothing(decoding: Decoding, step
     assert decoding.groups.remove(1) is None
     assert len(decoding.groups) == 0
     assert decoding.groups.step() == []
+
+
+@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("length", [20, 33, 100])
+def test_rows_that_are_being_kept_are_not_written_to(decoding: Decoding, length: int) -> None:
+    """A lone sequence decodes in its own memory, of which others still copy what was there."""
+    layout, tokens = decoding.loaded.layout, prompt(length + 1, 7)
+    prefill = LocalPrefill(decoding.loaded.model, tokens, 64)
+    while prefill.remaining:
+        prefill.advance()
+    shadow = Shadow(layout, 0, length)
+    for place, rows in extract(prefill.caches, layout, length).items():
+        if rows.nbytes:
+            shadow.place_piece(*place, 0, rows.nbytes)[:] = rows.data
+    caches = build(decoding.loaded.model, layout, shadow)
+    canonical(caches)
+    kept = views(caches, layout, length)
+    before = {place: rows.copy() for place, rows in kept.items()}
+    generation = Generation("r", tokens, 80, GREEDY)
+    draw = Draw(GREEDY, None, decoding.loaded.vocabulary)
+    decoding.groups.insert(Member(1, generation, draw, length, length + 81), caches, 1 << 30)
+    decoding.finish()
+    assert decoding.tokens(1) == reference(decoding.loaded, tokens, 80)
+    (left,) = [step.left for step in decoding.found[1] if step.left is not None]
+    canonical(left.caches)
+    at_the_end = views(left.caches, layout, length + len(left.fed))
+    snapshot = {place: rows.copy() for place, rows in at_the_end.items()}
+    assert all(np.array_equal(kept[place], before[place]) for place in before)
+    # The next turn goes on in the same caches, while the last one's end is still being kept.
+    more = (*tokens, *decoding.tokens(1)[: len(left.fed) - 1], 5)
+    again = Generation("r", more, 40, GREEDY)
+    draw = Draw(GREEDY, None, decoding.loaded.vocabulary)
+    member = Member(2, again, draw, len(more) - 1, len(more) + 41)
+    decoding.groups.insert(member, left.caches, 1 << 30)
+    decoding.finish()
+    assert all(np.array_equal(at_the_end[place], snapshot[place]) for place in snapshot)
