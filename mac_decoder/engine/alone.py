@@ -59,7 +59,7 @@ class Alone:
         return [self._read()] if self._under_way else []
 
     def remove(self, key: int) -> Left | None:
-        """What the sequence ``key`` leaves, if a token of it was read."""
+        """What the sequence, which is ``key``, leaves, if a token of it was read."""
         return self._left() if self.member.given else None
 
     def _launch(self) -> None:
@@ -88,6 +88,9 @@ class Alone:
             ended = "length"
         return Step(member.key, drawn, ended, None if ended is None else self._left())
 
-    def _left(self) -> Left:
+    def _left(self) -> Left | None:
+        """Nothing where the step under way, whose row is in the caches, gave no number."""
+        if not self.member.draw.rest_is_finite():
+            return None
         fed = (self.member.generation.tokens[-1], *self.member.given)
         return Left(self.caches, fed[: self._launched])

@@ -76,10 +76,15 @@ class Batch:
         left = None if ended is None else self._taken_out(uid, member)
         return Step(member.key, drawn, ended, left)
 
-    def _taken_out(self, uid: int, member: Member) -> Left:
-        """Take a sequence out between two steps, with what is in its caches."""
+    def _taken_out(self, uid: int, member: Member) -> Left | None:
+        """Take a sequence out between two steps, with what is in its caches.
+
+        Nothing where the step under way, whose row is in them, gave no number.
+        """
         caches, tokens = self._generator.remove([uid], return_prompt_caches=True)[uid]
         del self._members[uid]
+        if not member.draw.rest_is_finite():
+            return None
         return Left(caches, tuple(tokens[len(member.context) :]))
 
     def _taken(self, response: Any) -> Step | None:
@@ -88,11 +93,13 @@ class Batch:
             member.first = First.PAST
             return None
         member.position += 1
-        left = None
+        drawn, left = member.draw.read(), None
         if response.finish_reason is not None:
             del self._members[response.uid]
-            left = Left(response.prompt_cache, tuple(response.all_tokens[len(member.context) :]))
-        return Step(member.key, member.draw.read(), response.finish_reason, left)
+            if member.draw.rest_is_finite():
+                fed = tuple(response.all_tokens[len(member.context) :])
+                left = Left(response.prompt_cache, fed)
+        return Step(member.key, drawn, response.finish_reason, left)
 
     def remove(self, key: int) -> Left | None:
         """Take out the sequence ``key``, with what it leaves if a token of it was read."""

@@ -7,7 +7,7 @@ then what is placed here is given up first, so that nobody else writes to that m
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from threading import Event
 
 from mac_decoder.engine.restores import why
@@ -24,14 +24,14 @@ class Composing:
         self, keeper: Keeper, delta: DeltaHandoff, shadow: Shadow, withdrawn: Event
     ) -> None:
         """Begin to place, in another thread. Any thread may call the methods."""
-        self.delta = delta
         self._shadow = shadow
-        self._given_up = Event()
+        self._given_up = given_up = Event()
+        # Holds nothing of this object: an outcome that knew it would keep the shadow alive.
         self._outcome: Future[Restored | None] = keeper.compose(
             delta,
             shadow.end,
             shadow.place_piece,
-            lambda: withdrawn.is_set() or self._given_up.is_set(),
+            lambda: withdrawn.is_set() or given_up.is_set(),
         )
 
     @property
@@ -64,20 +64,29 @@ class Composing:
         """Whether it is known that the lower part will not come."""
         if self._given_up.is_set() or not self._outcome.done():
             return False
-        return self._outcome.exception() is not None or self._outcome.result() is None
+        return self._ended()[0] is None
 
     def wait(self) -> tuple[Restored | None, str]:
         """What was placed, or why nothing was; neither where everything was sent instead."""
-        error = self._outcome.exception()
-        if self._given_up.is_set():
-            return None, ""
-        restored = None if error is not None else self._outcome.result()
-        return restored, "" if restored is not None else why(error)
+        return (None, "") if self._given_up.is_set() else self._ended()
 
     def give_up(self) -> None:
-        """Stop placing, wait until nobody writes any more, and let go of the held cut."""
+        """Stop placing, wait until nobody writes any more, and let go of the held cut.
+
+        What has not begun, behind others' restores, never will.
+        """
         self._given_up.set()
-        if self._outcome.exception() is None:
-            restored = self._outcome.result()
-            if restored is not None and restored.pinned is not None:
-                restored.pinned.release()
+        if self._outcome.cancel():
+            return
+        restored, _ = self._ended()
+        if restored is not None and restored.pinned is not None:
+            restored.pinned.release()
+
+    def _ended(self) -> tuple[Restored | None, str]:
+        """What was placed, or why nothing was, once that is known."""
+        try:
+            error = self._outcome.exception()
+        except CancelledError:
+            return None, "cut_gone"
+        restored = None if error is not None else self._outcome.result()
+        return restored, "" if restored is not None else why(error)

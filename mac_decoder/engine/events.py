@@ -137,7 +137,8 @@ class Token:
 class Report:
     """Where a request's prompt came from and what it cost; ``phases`` in milliseconds:
     ``queue``, ``lookup``, ``read``, ``verify``, ``place``, ``swap`` (of a restore),
-    ``compute``, ``wire``, ``verify``, ``install``, ``boundary_decode``, ``failed_handoff`` and
+    ``compute``, ``wire``, ``verify``, ``compose`` (what a delta's held rows took longer),
+    ``install``, ``boundary_decode``, ``failed_handoff`` and
     ``failed_restore``, each where there was one.
 
     ``reused_tokens`` were prefilled nowhere for this request; ``prefilled_tokens`` were, on

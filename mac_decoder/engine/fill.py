@@ -278,7 +278,8 @@ class Filling:
     def _ready(self, request: Request, caches: list[Any]) -> None:
         """Hand on caches at N-1, which are kept once the first token is out.
 
-        Taken before they are: what goes on copies them, and need not wait for these to go.
+        Taken before they are. Who decodes alone goes on in the same memory: mlx does not write
+        to arrays that somebody else looks at, and copies them first.
         """
         held_there = request.reuse.start == request.end and request.source != "remote"
         if not held_there and request.end:

@@ -97,8 +97,11 @@ class Groups:
         return self.reserved - before
 
     def step(self) -> list[Step]:
-        """One step of every group, in turn."""
-        steps, self._settled = self._settled, []
+        """One step of every group, in turn; what was read before that goes alone."""
+        if self._settled:
+            settled, self._settled = self._settled, []
+            return settled
+        steps: list[Step] = []
         for group in self._groups:
             steps += group.step()
         ended = {step.key for step in steps if step.ended}
@@ -108,18 +111,20 @@ class Groups:
     def remove(self, key: int) -> Left | None:
         """Take out a sequence, which frees its slot now.
 
-        What it leaves, if a token of it was read; ``None`` for one that is in no group.
+        What it leaves, if a token of it was read and all that was drawn is finite; ``None`` for
+        one that is in no group.
         """
         settled = [step for step in self._settled if step.key == key]
         self._settled = [step for step in self._settled if step.key != key]
+        finite = all(step.drawn.finite for step in settled)
         for step in settled:
             if step.ended is not None:
-                return step.left
+                return step.left if finite else None
         for group in self._groups:
             if any(member.key == key for member in group.members):
                 left = group.remove(key)
                 self._groups = [group for group in self._groups if not self._empty(group, {key})]
-                return left
+                return left if finite else None
         return None
 
     def close(self) -> None:
@@ -128,6 +133,7 @@ class Groups:
             if isinstance(group, Batch):
                 group.close()
         self._groups.clear()
+        self._settled.clear()
 
     @staticmethod
     def _empty(group: Alone | Batch, gone: set[int]) -> bool:

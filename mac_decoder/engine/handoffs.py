@@ -223,6 +223,7 @@ class Handoffs:
         lost = ""
         if (raised := outcome.exception()) is not None:
             error = _bare(raised, request.generation.request_id)
+            del raised  # and the frames that it came through, which hold the shadow
         elif (arrived := outcome.result()).handoff is not None:
             error = self._install(fetching, arrived.handoff, arrived.restored, wanted=wanted)
         else:
@@ -271,12 +272,17 @@ class Handoffs:
         finally:
             if not done and restored is not None and restored.pinned is not None:
                 restored.pinned.release()
-        phases = handoff.phases_ms
+        phases = dict(handoff.phases_ms)
         now = time.perf_counter()
+        # What is held may take longer to place than the rest to come.
+        composed_ms = (fetch.ended_at - fetch.sealed_at) * 1e3
+        if restored is not None:
+            phases["compose"] = composed_ms
         # Waiting for others' turns is no property of a handoff. Rows travel while the next are
         # computed: the longer of the two scales with length.
         scaled_ms = max(phases.get("compute", 0.0), phases.get("wire", 0.0))
-        fixed_ms = (now - request.stage_began) * 1e3 - phases.get("queue", 0.0) - scaled_ms
+        waited_ms = phases.get("queue", 0.0) + composed_ms
+        fixed_ms = (now - request.stage_began) * 1e3 - waited_ms - scaled_ms
         self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
         request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
         self._note_provenance(request, handoff, restored)

@@ -32,6 +32,7 @@ class Fetch:
     tokens: Sequence[int]
     withdrawn: threading.Event = field(default_factory=threading.Event)
     reported_at: float = 0.0
+    sealed_at: float = 0.0
     ended_at: float = 0.0
 
 
@@ -99,13 +100,15 @@ class RemoteLane:
     def _fetch(
         self, fetch: Fetch, destination: Destination, cancelled: Callable[[], bool]
     ) -> Handoff:
-        return self._link.fetch(
+        handoff = self._link.fetch(
             fetch.tokens,
             destination,
             request_id=fetch.request_id,
             cancelled=cancelled,
             progress=partial(self._progress, fetch),
         )
+        fetch.sealed_at = time.perf_counter()
+        return handoff
 
     def _ended(self, fetch: Fetch, outcome: Future[Arrived]) -> None:
         fetch.ended_at = time.perf_counter()

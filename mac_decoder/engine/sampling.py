@@ -94,6 +94,11 @@ class Draw:
             top = tuple(sorted(zip(ids, values, strict=True), key=lambda pair: -pair[1]))
         return Drawn(token, finite, _number(chosen), top)
 
+    def rest_is_finite(self) -> bool:
+        """Whether what was launched and not read yet is finite; waits for it."""
+        drawn = [self.read() for _ in range(len(self._launched))]
+        return all(each.finite for each in drawn)
+
     def _choose(self, logprobs: mx.array) -> mx.array:
         if self._greedy:
             return mx.argmax(logprobs, axis=-1)

@@ -18,7 +18,7 @@ from mac_decoder.engine.live import MOST, LiveSequence, LiveTier
 from mac_decoder.engine.member import Left
 from mac_decoder.engine.request import Cut, Request
 from mac_decoder.keeper import Keeper, Kept, Line, Restored
-from mac_decoder.kv.install import canonical, check_position, detach, views
+from mac_decoder.kv.install import allocated, canonical, check_position, detach, views
 from mac_decoder.reuse.accounting import Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
 from protocol.blocks import BLOCK
@@ -149,7 +149,8 @@ class Sequences:
         kept = self._taken(request, Cut(left.caches, position, "turn"), tokens)
         if kept is not None:
             self._hand_over(kept)
-        nbytes = cache_bytes(self._layout, position)
+        # Caches that began with a prompt's rows, and not at a step's, have some to spare.
+        nbytes = max(cache_bytes(self._layout, position), allocated(left.caches))
         room = self._room()
         if nbytes > room:
             self.dropped(request)

@@ -293,8 +293,10 @@ class Worker:
         """Keep what a sequence that decoded leaves, if it leaves anything."""
         if left is None:
             self._sequences.dropped(request)
-        else:
-            self._sequences.ended(request, left)
+            return
+        # Its first token may have been drawn and not handed on: a good one all the same.
+        self._sequences.first_token_out(request)
+        self._sequences.ended(request, left)
 
     def _give_back(self) -> None:
         """Let the system have what MLX keeps for reuse, once nobody is left to reuse it."""

@@ -183,8 +183,13 @@ def canonical(caches: Sequence[Any]) -> None:
             sliding.canonical(entry.cache)
 
 
+def allocated(caches: Sequence[Any]) -> int:
+    """Bytes of the arrays that caches hold, filled or not."""
+    return sum(entry.cache.nbytes for entry in entries(caches))
+
+
 def detach(caches: Sequence[Any]) -> None:
-    """Evaluate caches that were taken out of a batch, so that they hold nothing of it.
+    """Evaluate caches that decoded, so that they hold nothing of a batch that they were in.
 
     A state is taken out as a slice, which keeps the whole batch's memory: it is copied.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mac_decoder.engine.groups import Groups
 from mac_decoder.engine.member import Member, Step
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
-from mac_decoder.engine.sampling import Draw
+from mac_decoder.engine.sampling import Draw, Drawn
 from mac_decoder.kv.install import build, canonical, extract, views
 from mac_decoder.kv.shadow import Shadow
 from tests.mac_decoder.engine.drive import loaded_copy, prompt, reference
@@ -90,7 +91,8 @@ def test_a_first_token_does_not_wait_for_the_second_step(decoding: Decoding, com
         decoding.step(3)
     tokens = prompt(70)
     draw = decoding.insert(0, tokens, 4)
-    decoding.step()
+    # What the other one had under way was read, and goes first.
+    decoding.step(2 if company else 1)
     (first,) = decoding.step()
     expected = reference(decoding.loaded, tokens, 4)
     assert (first.key, first.drawn.token, first.ended, draw.launched) == (0, expected[0], None, 1)
@@ -185,6 +187,58 @@ def test_penalties_see_what_was_said_alone(decoding: Decoding) -> None:
     decoding.insert(2, prompt(50, 4), 20)
     decoding.finish()
     assert decoding.tokens(1) == alone
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_what_was_read_when_another_joined_goes_before_the_next_step(decoding: Decoding) -> None:
+    """It may be a first token."""
+    draw = decoding.insert(1, prompt(60, 3), 12)
+    decoding.step()
+    decoding.insert(2, prompt(50, 4), 12)
+    (first,) = decoding.step()
+    assert (first.key, draw.launched) == (1, 1)
+
+
+class _Broken(Draw):
+    """A sampler whose draws are finite up to a step."""
+
+    until = 0
+    reads = 0
+
+    def read(self) -> Drawn:
+        self.reads += 1
+        drawn = super().read()
+        return drawn if self.reads <= self.until else replace(drawn, finite=False)
+
+
+@pytest.mark.parametrize("name", ["llama"])
+@pytest.mark.parametrize("until", [2, 3])
+@pytest.mark.parametrize("how", ["taken out", "stopped", "settled", "in a batch"])
+def test_a_row_whose_step_gave_no_number_is_not_left(
+    decoding: Decoding, until: int, how: str
+) -> None:
+    """It is in the caches already, though nobody has read the token."""
+    tokens = prompt(60, 3)
+    expected = reference(decoding.loaded, tokens, 2)
+    draw = _Broken(GREEDY, None, decoding.loaded.vocabulary)
+    draw.until = until
+    stops = frozenset({expected[1]}) if how == "stopped" else frozenset[int]()
+    generation = Generation("r", tokens, 20, GREEDY, stop_token_ids=stops)
+    prefill = LocalPrefill(decoding.loaded.model, tokens, 64)
+    while prefill.remaining:
+        prefill.advance()
+    if how == "in a batch":
+        decoding.insert(2, prompt(50, 4), 30)
+    decoding.groups.insert(Member(1, generation, draw, 59, 80), prefill.caches, 1 << 30)
+    while len(decoding.found.get(1, ())) < 2:
+        decoding.step()
+    if how == "stopped":
+        left = decoding.found[1][-1].left
+    else:
+        if how == "settled":
+            decoding.insert(2, prompt(50, 4), 30)
+        left = decoding.groups.remove(1)
+    assert (left is None) == (until == 2)
 
 
 @pytest.mark.parametrize("name", KINDS)

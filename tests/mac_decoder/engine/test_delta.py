@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mac_decoder.engine.composing import Composing
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.keeper import Keeper
 from mac_decoder.kv.install import extract
+from mac_decoder.kv.shadow import Shadow
+from mac_decoder.reuse.facts import DeltaHandoff
 from mac_decoder.tiers import restores
 from protocol.errors import IntegrityError, TransferError
 from protocol.layout import payload_bytes
@@ -214,11 +219,10 @@ def test_a_delta_without_its_lower_part_is_sent_whole(
             assert answer.tokens == tokens
             assert same_rows(it.rows(engine), rows)
             assert engine.status()["fallbacks"] == {}
-            pinned = engine._worker._keeper._resident.stats().pinned_bytes  # type: ignore[union-attr]
             engine._worker._sequences.close()
             await settled(engine)
             resident = engine._worker._keeper._resident  # type: ignore[union-attr]
-            assert resident.stats().pinned_bytes <= pinned
+            await until(lambda: resident.stats().pinned_bytes == 0)
 
     asyncio.run(main())
 
@@ -280,3 +284,112 @@ def test_a_delta_that_ends_early_holds_nothing(checkpoint: Checkpoint, name: str
             assert answer.tokens == (await it.full())[0]
 
     asyncio.run(main())
+
+
+class Gate:
+    """Holds the copying of held rows at its first piece."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        compose = Keeper.compose
+
+        def gated(keeper: Keeper, delta: Any, end: int, into: Any, cancelled: Any) -> Any:
+            def held(*place: int) -> memoryview:
+                view = into(*place)
+                self.reached.set()
+                assert self.go.wait(20)
+                return view
+
+            return compose(keeper, delta, end, held, cancelled)
+
+        monkeypatch.setattr(Keeper, "compose", gated)
+
+
+class Following(CopyingLink):
+    """A link whose producer answers only when the copying of held rows is under way."""
+
+    gate: Gate
+
+    def fetch(self, *args: Any, **more: Any) -> Any:
+        assert self.gate.reached.wait(20)
+        return super().fetch(*args, **more)
+
+
+@pytest.mark.parametrize("name", ["muse_glimmer"])
+@pytest.mark.parametrize("how", ["sealed first", "everything", "withdrawn", "fails"])
+def test_held_rows_that_are_slow_to_come(
+    checkpoint: Checkpoint, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the handoff meanwhile, nobody writes where somebody else does, and
+    its memory is free at once: without a round of the collector of cycles.
+    """
+    it = Delta(checkpoint(name))
+
+    async def main() -> None:
+        tokens, rows = await it.full()
+        keeper = keeper_for(it.path)
+        async with running(it.path, ALWAYS, it.link, keeper) as engine:
+            await it.answered(engine, it.first)
+            engine._worker._sequences.close()
+            await settled(engine)
+            gate = Gate(monkeypatch)
+            link = Following(it.layout, TILE, made=it.link.made, sends_all=how == "everything")
+            link.gate = gate
+            if how == "fails":
+                link.raises = TransferError("gone", reason="connection_lost")
+            engine._worker._filling.handoffs._lane._link = link  # type: ignore[union-attr]
+            gc.collect()
+            gc.disable()
+            try:
+                task = asyncio.create_task(it.answered(engine, it.second))
+                await asyncio.to_thread(gate.reached.wait, 20)
+                if how == "sealed first":
+                    await until(lambda: len(link.handoffs) == 1)
+                elif how == "withdrawn":
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                gate.go.set()
+                if how == "withdrawn":
+                    await until(lambda: engine.status()["fetching"] is False)
+                else:
+                    answer = await task
+                    assert answer.tokens == tokens
+                if how == "sealed first":
+                    it.check(answer, SHARED // TILE * TILE)
+                    assert answer.finished.report.phases["compose"] >= 0
+                if how in ("sealed first", "everything"):
+                    assert same_rows(it.rows(engine), rows)
+                engine._worker._sequences.close()
+                await settled(engine)
+                await until(lambda: keeper._resident.stats().pinned_bytes == 0)
+                assert [reference() for reference in link.shadows if reference() is not None] == []
+            finally:
+                gc.enable()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_held_rows_behind_others_restores_keep_nobody_waiting(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    """What was not begun is taken back; a keeper that is closed has nothing."""
+    it = Delta(checkpoint(name))
+    keeper = keeper_for(it.path)
+    busy = threading.Event()
+    others = [keeper._restores.submit(busy.wait, 20) for _ in range(2)]
+    delta = DeltaHandoff("resident", b"no such cut", 300, 192)
+    composing = Composing(keeper, delta, Shadow(it.layout, 192, 299), threading.Event())
+    assert not composing.lost
+    composing.begin(0)
+    assert composing.cut == 0
+    assert composing.wait() == (None, "")
+    waiting = Composing(keeper, delta, Shadow(it.layout, 192, 299), threading.Event())
+    keeper._restores.shutdown(wait=False, cancel_futures=True)
+    assert waiting.lost
+    assert waiting.wait() == (None, "cut_gone")
+    busy.set()
+    for other in others:
+        other.result()
+    keeper.close()
