@@ -30,6 +30,7 @@ from tests.tiny_models import WINDOW
 
 MODELS = ("llama", "muse_glimmer")
 HYBRIDS = ("qwen3_next", "lfm2", "falcon_h1")
+SLOW = ("qwen3_next", "falcon_h1")
 """Recurrent states beside attention: two arrays, one, and both in one composite cache."""
 LENGTHS = (1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 65, 130)
 
@@ -57,7 +58,12 @@ def test_greedy_tokens_are_those_of_generate_step(checkpoint: Checkpoint, name: 
 
 
 @pytest.mark.parametrize(
-    ("name", "slack"), [("llama", 0), *((name, 1 << 30) for name in MODELS + HYBRIDS)]
+    ("name", "slack"),
+    [
+        ("llama", 0),
+        *((name, 1 << 30) for name in (*MODELS, "lfm2")),
+        *(pytest.param(name, 1 << 30, marks=pytest.mark.soak) for name in SLOW),
+    ],
 )
 def test_eight_requests_of_very_different_length_give_the_tokens_they_give_alone(
     checkpoint: Checkpoint, name: str, slack: int
