@@ -15,6 +15,7 @@ from mlx_lm.models.cache import TokenBuffer
 
 from mac_decoder.engine.events import FinishReason
 from mac_decoder.engine.member import First, Left, Member, Step
+from mac_decoder.kv.install import round_up
 
 _CLEAR_EVERY: Final = 256
 """Steps between two returns of freed memory: caches grow by this many rows, by copying."""
@@ -28,6 +29,8 @@ class Alone:
         self.member = member
         self._model = model
         self.caches = caches
+        # What is allocated is then what was counted.
+        round_up(caches)
         self._fed = mx.array([member.generation.tokens[-1]], dtype=mx.uint32)
         self._processors = member.processors()
         self._context = TokenBuffer(list(member.context)) if self._processors else None

@@ -149,7 +149,6 @@ class Sequences:
         kept = self._taken(request, Cut(left.caches, position, "turn"), tokens)
         if kept is not None:
             self._hand_over(kept)
-        # Caches that began with a prompt's rows, and not at a step's, have some to spare.
         nbytes = max(cache_bytes(self._layout, position), allocated(left.caches))
         room = self._room()
         if nbytes > room:

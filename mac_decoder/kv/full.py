@@ -24,6 +24,23 @@ def install(cache: KVCache, keys: mx.array, values: mx.array, end: int) -> None:
     cache.state = (keys, values, end)
 
 
+def round_up(cache: KVCache) -> None:
+    """Give a cache that is full room up to a multiple of its step, as one that grew has.
+
+    By itself it would add a whole step to whatever it holds. Either is one copy.
+    """
+    spare = -cache.offset % cache.step
+    if cache.keys is None or cache.keys.shape[2] != cache.offset or not spare:
+        return
+    cache.keys = _with_room(cache.keys, spare)
+    cache.values = _with_room(filled(cache.values), spare)
+
+
+def _with_room(array: mx.array, spare: int) -> mx.array:
+    batch, heads, _, width = array.shape
+    return mx.concatenate([array, mx.zeros((batch, heads, spare, width), array.dtype)], axis=2)
+
+
 def rows(cache: KVCache, role: int) -> mx.array:
     """All rows of ``role``, ``(1, heads, offset, dim)``."""
     array = filled(cache.keys if role == KEY else cache.values)

@@ -183,6 +183,13 @@ def canonical(caches: Sequence[Any]) -> None:
             sliding.canonical(entry.cache)
 
 
+def round_up(caches: Sequence[Any]) -> None:
+    """Give full layers the room that they would have had they grown row by row; lazily."""
+    for entry in entries(caches):
+        if isinstance(entry.cache, KVCache):
+            full.round_up(entry.cache)
+
+
 def allocated(caches: Sequence[Any]) -> int:
     """Bytes of the arrays that caches hold, filled or not."""
     return sum(entry.cache.nbytes for entry in entries(caches))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
+from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.model import LoadedModel, load
 from mac_decoder.kv import install
 from mac_decoder.kv.shadow import Shadow
@@ -276,3 +277,23 @@ def test_a_state_that_left_a_batch_holds_nothing_of_it() -> None:
     gc.collect()
     assert before - mx.get_active_memory() >= 14 * kept.nbytes
     assert np.array_equal(np.array(cache.cache[0]), kept)
+
+
+@pytest.mark.parametrize(
+    ("end", "room"), [(1, 256), (255, 256), (256, 256), (257, 512), (299, 512)]
+)
+def test_room_is_given_up_to_a_multiple_of_the_step(end: int, room: int) -> None:
+    """Rows stay as they were, and the next one does not make the cache grow by a whole step."""
+    layout = Layout((FullLayer(0, 2, 8, 4, "bfloat16"),))
+    (cache,) = install.build(SimpleNamespace(layers=range(1)), layout, _filled(layout, end))
+    before = install.extract([cache], layout, end)
+    install.round_up([cache])
+    install.round_up([cache])
+    assert (cache.keys.shape, cache.values.shape) == ((1, 2, room, 8), (1, 2, room, 4))
+    assert cache.offset == end
+    assert _same(install.extract([cache], layout, end), before)
+    assert install.allocated([cache]) == cache_bytes(layout, end)
+    cache.update_and_fetch(mx.zeros((1, 2, 1, 8), mx.bfloat16), mx.zeros((1, 2, 1, 4), mx.bfloat16))
+    assert install.allocated([cache]) == cache_bytes(layout, end + 1)
+    rows = install.extract([cache], layout, end + 1)
+    assert all(np.array_equal(rows[place][: old.size], old) for place, old in before.items())
