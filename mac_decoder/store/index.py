@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, get_args
+from typing import Any, ClassVar, Final, NamedTuple, Self, get_args
 
 from mac_decoder.store.manifest import Role
 from protocol.pairing import length_prefixed
@@ -105,6 +105,56 @@ class IndexForeign(IndexDamaged):
     """The index of another version, or made under another store key: it need not be damaged."""
 
 
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """SQLite quotes a damaged schema in its complaint, which Python then cannot decode."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise sqlite3.DatabaseError("the database is damaged, and so is what says so") from error
+
+
+class _Cursor(sqlite3.Cursor):
+    """A cursor whose every failure is a ``sqlite3.Error``."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        with _readable():
+            return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Any, /) -> Self:
+        with _readable():
+            return super().executemany(sql, parameters)
+
+    def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
+        with _readable():
+            return super().executescript(sql_script)
+
+    def fetchone(self) -> Any:
+        with _readable():
+            return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        with _readable():
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with _readable():
+            return super().__next__()
+
+
+class _Connection(sqlite3.Connection):
+    """A connection of such cursors."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).executemany(sql, parameters)
+
+    def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).executescript(sql_script)
+
+
 class Index:
     """An open index. Not thread-safe: the store's writer lock guards it.
 
@@ -123,7 +173,9 @@ class Index:
         path = directory / NAME
         # SQLite's own files take their mode from this one.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, factory=_Connection
+        )
         try:
             self._prepare(owner)
         except sqlite3.DatabaseError as error:

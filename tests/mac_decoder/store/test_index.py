@@ -145,3 +145,28 @@ def test_no_commit_grows_by_more_than_was_told(data: st.DataObject, tmp_path: Pa
         assert max(most) - before <= opened.growth(change.rows)
     assert opened.rows_within(opened.growth(17)) == 17
     opened.close()
+
+
+def test_a_damaged_schema_is_told_as_damage(tmp_path: Path) -> None:
+    """SQLite quotes it in its complaint, in bytes that need not be text."""
+    filled(tmp_path).close()
+    path = tmp_path / index.NAME
+    whole = path.read_bytes()
+    first = whole.index(b"CREATE TABLE")
+    damaged = 0
+    for at in range(first - 40, whole.rindex(b"CREATE TABLE", 0, 4096) + 200, 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
+        for name in ("-wal", "-shm"):
+            (tmp_path / f"{index.NAME}{name}").unlink(missing_ok=True)
+        try:
+            opened = Index(tmp_path, OWNER)
+        except IndexDamaged:
+            damaged += 1
+            continue
+        try:
+            opened.load()
+        except (IndexDamaged, sqlite3.Error):
+            damaged += 1
+        finally:
+            opened.close()
+    assert damaged > 50
