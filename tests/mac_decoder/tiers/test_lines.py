@@ -49,7 +49,7 @@ class Lines(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.disk = SimulatedDisk()
-        self.texts = [conversation(1 << 14, seed, shared=SHARED) for seed in (1, 2)]
+        self.texts = [conversation(1 << 15, seed, shared=SHARED) for seed in (1, 2)]
         self.cuts: list[list[int]] = [[], []]
 
     @initialize(layout=st.sampled_from((FULL, SLIDING, RECURRENT)), ram=budgets)
