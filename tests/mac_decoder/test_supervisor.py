@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 CHILD = """
@@ -138,8 +140,13 @@ class Running:
     def close(self) -> None:
         self.client.close()
         if self.process.poll() is None:
+            children = psutil.Process(self.process.pid).children()
             self.process.kill()
             self.process.wait()
+            # These ask nobody whether their supervisor still lives.
+            for left in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()
 
