@@ -38,8 +38,8 @@ class _Memory:
             raise _failed(region) from error
         self.view: memoryview = self.pages.data
         rows = region.last - region.first
-        self.row_bytes = region.nbytes // rows if rows else 0
-        self.received_at = (received_from - region.first) * self.row_bytes
+        width = region.nbytes // rows if rows else 0
+        self.received_at = (received_from - region.first) * width
         self.received = self.received_at
         self.runs: list[int] = []
         self.lock = threading.Lock()
