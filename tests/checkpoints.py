@@ -8,6 +8,7 @@ lies beside the weights. Everything is deterministic: the same name and dtype gi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,20 @@ def make(
     reasoning: bool = False,
     spread: float = 0.2,
 ) -> Path:
-    """Write the checkpoint ``name`` into the new directory ``path`` and return it.
+    """Write the checkpoint ``name`` into the new directory ``path`` and return it; see ``save``."""
+    return save(NAMES[name], path, dtype=dtype, seed=seed, reasoning=reasoning, spread=spread)
+
+
+def save(
+    build: Callable[[], Any],
+    path: Path,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    reasoning: bool = False,
+    spread: float = 0.2,
+) -> Path:
+    """Write what ``build`` makes, with random weights, into the new directory ``path``.
 
     ``dtype`` is that of all weights (``float32``, ``bfloat16`` or ``float16``); another
     ``seed`` gives a model with other weights; ``reasoning`` adds thinking marks. ``spread`` is
@@ -37,7 +51,7 @@ def make(
     path.mkdir(parents=True)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = NAMES[name]().float().eval()
+        model = build().float().eval()
         _randomise(model, spread)
     model.to(getattr(torch, dtype)).save_pretrained(path)
     _set_end_of_turn(path)

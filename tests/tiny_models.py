@@ -133,16 +133,28 @@ def _mistral3(text: Any) -> Any:
     return Mistral3ForConditionalGeneration(config)
 
 
-def _muse_glimmer() -> Any:
+def _muse_glimmer(**fields: Any) -> Any:
     from transformers import MuseGlimmerConfig, MuseGlimmerForConditionalGeneration
 
     text = {name: value for name, value in _SIZES.items() if name != "pad_token_id"}
-    text |= _HEAD | _ROPE | _SLIDING | {"output_multiplier": 2.0}
+    text |= _HEAD | _ROPE | _SLIDING | {"output_multiplier": 2.0} | fields
     vision = _SMALL_VISION | {"num_attention_heads": 2}
     # The projector's widths are no use to a text model; the defaults would weigh 100 MB.
     small: dict[str, Any] = {"projector_hidden_size": 32, "out_hidden_size": 32}
     config = MuseGlimmerConfig(text_config=text, vision_config=vision, **small)
     return MuseGlimmerForConditionalGeneration(config)
+
+
+def muse_glimmer_in_depth() -> Any:
+    """Muse Glimmer with its own number of layers, window and heads: its bytes, tiny weights."""
+    return _muse_glimmer(
+        num_hidden_layers=52,
+        sliding_window=2048,
+        num_attention_heads=2,
+        head_dim=128,
+        intermediate_size=64,
+        max_position_embeddings=1 << 17,
+    )
 
 
 def _gpt_oss(**fields: Any) -> Any:
