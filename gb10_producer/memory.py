@@ -43,11 +43,15 @@ def prefill_bytes(layout: Layout, end: int, tile: int) -> int:
 
 
 class Ledger:
-    """Reserved bytes against a limit fixed at start, and against what is free. Thread-safe."""
+    """Reserved bytes against a limit fixed at start, and against what is free. Thread-safe, but
+    for :meth:`reserve` and :meth:`relieve`, which may call ``reclaim`` in their thread.
+    """
 
     def __init__(self, limit: int, free: Callable[[], int] = available_bytes) -> None:
         self.limit = limit
         self.reserved = 0
+        self.reclaim: Callable[[int], int] = lambda nbytes: 0
+        """Gives back about so many bytes that were taken just in case; returns how many."""
         self._free = free
         self._lock = threading.Lock()
 
@@ -65,25 +69,47 @@ class Ledger:
 
     @contextmanager
     def reserve(self, nbytes: int) -> Iterator[None]:
-        """Hold ``nbytes``. Raises ``CapacityError`` when they are not to be had now."""
+        """Hold ``nbytes``, at the cost of what is only kept in case it helps.
+
+        Raises ``CapacityError`` (``memory_exceeded``) when they are not to be had now.
+        """
         self.check(nbytes)
-        with self._lock:
-            free = min(self.limit - self.reserved, self._free() - floor_bytes() // 2)
-            if nbytes > free:
+        while lacking := self._lacking(nbytes):
+            if not self.reclaim(lacking):
                 raise CapacityError(
                     "The producer's memory is taken at the moment.",
                     reason="memory_exceeded",
                     field="bytes",
                     found=nbytes,
-                    expected=max(0, free),
+                    expected=max(0, nbytes - lacking),
                     retry_after_s=5.0,
                 )
-            self.reserved += nbytes
         try:
             yield
         finally:
-            with self._lock:
-                self.reserved -= nbytes
+            self.give(nbytes)
+
+    def take(self, nbytes: int) -> bool:
+        """Hold ``nbytes`` until they are given back, if they are free."""
+        return not self._lacking(nbytes)
+
+    def give(self, nbytes: int) -> None:
+        """Return what was taken."""
+        with self._lock:
+            self.reserved -= nbytes
+
+    def relieve(self) -> None:
+        """Give memory back that is only kept in case it helps, if the machine runs short of it."""
+        if (lacking := floor_bytes() // 2 - self._free()) > 0:
+            self.reclaim(lacking)
+
+    def _lacking(self, nbytes: int) -> int:
+        """Hold ``nbytes`` and return 0, or hold nothing and return how many are not free."""
+        with self._lock:
+            free = min(self.limit - self.reserved, self._free() - floor_bytes() // 2)
+            if nbytes <= free:
+                self.reserved += nbytes
+            return max(0, nbytes - free)
 
 
 def require_room(needed: int, free: int, cap: int | None, what: str) -> int:

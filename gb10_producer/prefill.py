@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from protocol.errors import Cancelled, ConfigError
+from gb10_producer.memory import Ledger
+from protocol.errors import Cancelled, CapacityError, ConfigError, EngineFault
 from protocol.layout import Layout, payload_bytes, tiles
 from protocol.messages import Recipe
 
 if TYPE_CHECKING:
     from gb10_producer.model import ProducerModel
+    from gb10_producer.prefix_cache import Chain, Footprint, PrefixCache
+    from gb10_producer.tap import Pass
 
 _TILE: Final = {"cpu": 512, "cuda": 2048}
 _EAGER_TILE: Final = 512
@@ -89,6 +92,18 @@ class Prefiller(Protocol):
         """``cuda`` or ``cpu``."""
         ...
 
+    def keep_prefixes(self, ledger: Ledger, budget: int) -> None:
+        """Keep what later prefills may begin with, in at most ``budget`` bytes of ``ledger``;
+        what was kept before is dropped.
+        """
+        ...
+
+    def recall(self, tokens: Sequence[int], end: int) -> int:
+        """How many of ``tokens[:end]`` a prefill would not compute now; whoever needs memory
+        takes it from what is kept of others first.
+        """
+        ...
+
     def prefill(
         self,
         tokens: Sequence[int],
@@ -99,7 +114,7 @@ class Prefiller(Protocol):
         progress: Callable[[int], None],
     ) -> int:
         """Compute what a handoff over ``[cut, end)`` ships and hand it to ``emit``; return the
-        number of tokens computed.
+        number of tokens computed: ``end`` less what :meth:`recall` said just before.
 
         ``tokens`` holds at least ``end`` token ids. ``emit`` gets rows tile by tile and within a
         tile in the layout's order (the order of ``protocol.layout.schedule``), then every state
@@ -115,7 +130,7 @@ class Prefiller(Protocol):
 
 
 class TorchPrefiller:
-    """The :class:`Prefiller` of a torch model. The prefix of a delta is computed again."""
+    """The :class:`Prefiller` of a torch model; what it keeps is in ``prefix_cache``."""
 
     def __init__(self, model: ProducerModel, tile: int | None = None) -> None:
         """Compute two tokens to prove that torch's cache has the layout's shapes.
@@ -129,7 +144,8 @@ class TorchPrefiller:
         self._recipe = Recipe(
             who="producer", device=self._device, dtype=model.checkpoint.dtype, tile=self._tile
         )
-        self._prove_layout()
+        self._form = self._prove_layout()
+        self._prefixes = self._kept_in(Ledger(0), 0)
 
     @property
     def layout(self) -> Layout:
@@ -151,6 +167,15 @@ class TorchPrefiller:
         """``cuda`` or ``cpu``."""
         return self._device
 
+    def keep_prefixes(self, ledger: Ledger, budget: int) -> None:
+        """See :meth:`Prefiller.keep_prefixes`."""
+        self._prefixes.clear()
+        self._prefixes = self._kept_in(ledger, budget)
+
+    def recall(self, tokens: Sequence[int], end: int) -> int:
+        """See :meth:`Prefiller.recall`."""
+        return self._prefixes.find(tokens, end).position
+
     def prefill(
         self,
         tokens: Sequence[int],
@@ -165,18 +190,50 @@ class TorchPrefiller:
             raise ValueError(f"need 0 <= cut <= end <= {len(tokens)}, got cut={cut}, end={end}")
         if cut == end:
             return 0
-        with self._model.open_pass(cut, end, emit) as running:
-            for first, last in tiles(0, end, self._tile):
-                if cancelled():
-                    raise Cancelled("the prefill was withdrawn")
-                running.compute(tokens[first:last], first)
-                progress(last)
-            running.emit_states()
-        return end
+        chain = self._prefixes.find(tokens, end)
+        try:
+            with self._model.open_pass(cut, end, emit) as running:
+                self._begin(running, chain, cut, cancelled, progress)
+                for first, last in tiles(chain.position, end, self._tile):
+                    _require_wanted(cancelled)
+                    with self._prefixes.recording(chain, first, cut) as recording:
+                        running.compute(tokens[first:last], first, recording)
+                    progress(last)
+                running.emit_states()
+        except (CapacityError, EngineFault):
+            # Memory that nobody had counted was needed, or the device is not to be believed.
+            self._prefixes.clear()
+            raise
+        return end - chain.position
 
-    def _prove_layout(self) -> None:
+    def _kept_in(self, ledger: Ledger, budget: int) -> PrefixCache:
+        from gb10_producer.prefix_cache import PrefixCache
+
+        return PrefixCache(self._form, ledger, budget)
+
+    def _begin(
+        self,
+        running: Pass,
+        chain: Chain,
+        cut: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Emit what is held and shipped, and go on from there."""
+        if not chain.held:
+            return
+        for tile in chain.held[cut // self._tile :]:
+            _require_wanted(cancelled)
+            running.replay(tile)
+            progress(tile.last)
+        running.resume(self._prefixes, chain)
+
+    def _prove_layout(self) -> Footprint:
         emitted: list[Rows | State] = []
-        self.prefill((0, 1), 0, 2, emitted.append, lambda: False, lambda _: None)
+        with self._model.open_pass(0, 2, emitted.append) as running:
+            running.compute((0, 1), 0)
+            running.emit_states()
+            form = running.footprint(self._tile)
         views = (item[-2:] if isinstance(item, Rows) else item[-1:] for item in emitted)
         found = sum(view.nbytes for pair in views for view in pair)
         expected = payload_bytes(self.layout, 0, 2)
@@ -188,3 +245,9 @@ class TorchPrefiller:
                 found=found,
                 expected=expected,
             )
+        return form
+
+
+def _require_wanted(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise Cancelled("the prefill was withdrawn")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from gb10_producer.memory import Ledger
 from gb10_producer.prefill import SYNTHETIC, Emit, Rows, State
 from protocol.errors import Cancelled
 from protocol.layout import (
@@ -50,6 +51,13 @@ class Synthetic:
         largest = max(_largest_piece(layout, index, tile) for index in range(len(layout.layers)))
         self._pool = memoryview(_random_bytes(max(_POOL_BYTES, 2 * largest)))
         self._starts = self._pool.nbytes - largest
+
+    def keep_prefixes(self, ledger: Ledger, budget: int) -> None:
+        """Nothing: what is not computed need not be kept."""
+
+    def recall(self, tokens: Sequence[int], end: int) -> int:
+        """Nothing is held of any prompt."""
+        return 0
 
     def prefill(
         self,

@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gb10_producer.prefill import Emit, Rows, State
+from gb10_producer.prefix_cache import Chain, Footprint, PrefixCache, Recording, Tile, footprint
 from protocol.architectures import Architecture
 from protocol.errors import CapacityError, ConfigError, EngineFault
 from protocol.layout import AttentionLayer, Layout, RecurrentLayer, Span, StateArray, spans
@@ -158,7 +159,10 @@ class TapCache(DynamicCache):
 
 
 class Pass:
-    """One prefill from position 0: computes tile by tile, emits what ``[cut, end)`` ships."""
+    """One prefill: computes tile by tile, emits what ``[cut, end)`` ships.
+
+    It begins at position 0, or where :meth:`resume` brings it.
+    """
 
     def __init__(
         self,
@@ -177,17 +181,39 @@ class Pass:
         self._cache = TapCache(decoder.config, self._take_rows)
         self._attention: dict[int, Span] = {}
         self._tile = (0, 0)
+        self._recording: Recording | None = None
         for span in spans(layout, cut, end):
             layer = layout.layers[span.index]
             if not isinstance(layer, RecurrentLayer):
                 self._attention[layer.layer] = span
 
-    def compute(self, tokens: Sequence[int], first: int) -> None:
-        """Run the positions from ``first`` on; what was computed before must end there."""
+    def replay(self, tile: Tile) -> None:
+        """Emit a tile that was computed by an earlier pass, as this one would have."""
+        for number, piece in tile.rows.items():
+            self._emit_rows(number, piece.first, piece.keys, piece.values)
+
+    def resume(self, prefixes: PrefixCache, chain: Chain) -> None:
+        """Go on from the end of what ``prefixes`` holds, as if it had been computed here."""
+        prefixes.restore(chain, self._cache.layers)
+
+    def compute(
+        self, tokens: Sequence[int], first: int, recording: Recording | None = None
+    ) -> None:
+        """Run the positions from ``first`` on; what was computed before must end there.
+
+        ``recording`` gets their rows and the states at their end.
+        """
         self._tile = (first, first + len(tokens))
+        self._recording = recording
         device = self._decoder.get_input_embeddings().weight.device
         ids = torch.tensor([tokens], dtype=torch.long, device=device)
         self._decoder(input_ids=ids, cache=self._cache, use_cache=True)
+        if recording is not None:
+            recording.take_states(self._cache.layers)
+
+    def footprint(self, tile: int) -> Footprint:
+        """What a :class:`PrefixCache` keeps of caches like this one, once it has computed."""
+        return footprint(self._cache.layers, self._layout, tile)
 
     def emit_states(self) -> None:
         """Emit every recurrent state, which must stand at ``end`` now."""
@@ -213,18 +239,29 @@ class Pass:
         self._outlet.put(Ticket(lambda data: State(index, number, end, data), (wire,)))
 
     def _take_rows(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        span = self._attention.get(layer)
-        tile_first, tile_last = self._tile
-        if span is None or keys.shape[-2] != tile_last - tile_first:
+        first, last = self._tile
+        if keys.shape[-2] != last - first:
             raise _misplaced(layer, "rows")
-        first, last = max(tile_first, span.first), min(tile_last, span.last)
+        self._emit_rows(layer, first, keys, values)
+        if self._recording is not None:
+            self._recording.take_rows(layer, keys, values)
+
+    def _emit_rows(
+        self, layer: int, rows_first: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Emit what is shipped of a layer's rows from ``rows_first`` on."""
+        span = self._attention.get(layer)
+        if span is None:
+            raise _misplaced(layer, "rows")
+        first = max(rows_first, span.first)
+        last = min(rows_first + keys.shape[-2], span.last)
         if first >= last:
             return
         declared = self._layout.layers[span.index]
         assert not isinstance(declared, RecurrentLayer)
         if self._architecture.row_transform == "mla_interleave":
             values = interleave(values)
-        shipped = slice(first - tile_first, last - tile_first)
+        shipped = slice(first - rows_first, last - rows_first)
         key = _wire_rows(keys[0, :, shipped], declared, declared.key_dim)
         value = _wire_rows(values[0, :, shipped], declared, declared.value_dim)
         index = span.index
