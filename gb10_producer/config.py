@@ -18,7 +18,8 @@ class ProducerConfig:
     """One producer process. Exactly one of ``model`` and ``synthetic`` is set.
 
     ``key_fd`` is an inherited pipe with the 32-byte key, ``pairing`` a pairing file: one of
-    them. ``memory_limit`` in bytes caps weights and caches together; ``link_mbps`` throttles
+    them. ``memory_limit`` in bytes caps weights and caches together, ``prefix_cache`` what is
+    kept of earlier prompts (``None``: half of the memory for caches); ``link_mbps`` throttles
     bulk frames, for benchmarks; ``lifeline_fd`` is a pipe whose end ends this process.
     """
 
@@ -34,6 +35,7 @@ class ProducerConfig:
     waiting: int = 8
     connections: int = 16
     memory_limit: int | None = None
+    prefix_cache: int | None = None
     backlog_bytes: int = BACKLOG_BYTES
     link_mbps: float | None = None
     cache_dir: Path | None = None
@@ -63,6 +65,7 @@ _OPTIONS: Final = {
     "--waiting": "waiting",
     "--connections": "connections",
     "--memory-limit": "memory_limit",
+    "--prefix-cache": "prefix_cache",
     "--backlog": "backlog_bytes",
     "--link-mbps": "link_mbps",
     "--cache-dir": "cache_dir",
@@ -108,6 +111,8 @@ def check(config: ProducerConfig) -> None:
     for name, lowest in (("waiting", 0), ("connections", 1), ("port", 0), ("backlog_bytes", 1)):
         if getattr(config, name) < lowest:
             raise _invalid(f"{name} must be at least {lowest}.", name)
+    if config.prefix_cache is not None and config.prefix_cache < 0:
+        raise _invalid("--prefix-cache must be at least 0.", "prefix_cache")
     if config.port > 65535:
         raise _invalid("port must be at most 65535.", "port")
     if config.link_mbps is not None and not config.link_mbps > 0:
@@ -136,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--waiting", type=int, help=f"prompts that may wait (default {_DEFAULTS.waiting})")
     add("--connections", type=int, help=f"decoders (default {_DEFAULTS.connections})")
     add("--memory-limit", type=_bytes, metavar="SIZE", help="cap on weights and caches, as 80G")
+    add(
+        "--prefix-cache",
+        type=_bytes,
+        metavar="SIZE",
+        help="memory for what earlier prompts left (default: half of that for caches; 0: none)",
+    )
     add("--backlog", dest="backlog_bytes", type=_bytes, metavar="SIZE", help=argparse.SUPPRESS)
     add("--link-mbps", type=float, help="throttle the link, for benchmarks")
     add("--cache-dir", type=Path, help="where digests of weight files are remembered")

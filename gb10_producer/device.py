@@ -23,6 +23,9 @@ from protocol.errors import BatonError, CapacityError, EngineFault
 
 log = logging.getLogger(__name__)
 
+_RELIEF_S = 5.0
+"""How often a device without work looks whether the machine runs short of memory."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -43,6 +46,7 @@ class _Job:
     submitted: float
     started: float | None = None
     finished: float | None = None
+    computes: int | None = None
     position: int = 0
     error: BatonError | None = None
     tickets: list[Ticket] = field(default_factory=list)
@@ -60,8 +64,8 @@ class Ticket:
 
     @property
     def started(self) -> bool:
-        """Whether the device has begun."""
-        return self._job.started is not None
+        """Whether the device has begun, and it is known how much it will compute."""
+        return self._job.computes is not None
 
     @property
     def finished(self) -> bool:
@@ -69,8 +73,13 @@ class Ticket:
         return self._job.finished is not None
 
     @property
+    def computed_tokens(self) -> int:
+        """How many tokens the device computes, of those before the end, once it has begun."""
+        return self._job.computes or 0
+
+    @property
     def position(self) -> int:
-        """Positions computed so far."""
+        """Position reached so far, from 0 on."""
         return self._job.position
 
     @property
@@ -115,6 +124,7 @@ class Device:
         self._jobs: dict[int, _Job] = {}
         self._on_fault = on_fault
         self._stopping = False
+        self._relieve_at = 0.0
         self.fault: EngineFault | None = None
         self.prefills = 0
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
@@ -203,15 +213,22 @@ class Device:
                     self.fail(error)
 
     def _next(self) -> int | None:
-        with self._pool.changed:
-            while not self._stopping:
+        while True:
+            with self._pool.changed:
+                if self._stopping:
+                    return None
                 number = self._queue.start(time.monotonic())
                 if number is not None:
                     self._jobs[number].started = time.monotonic()
-                    self._wake(self._jobs[number])
                     return number
-                self._pool.changed.wait()
-            return None
+                self._pool.changed.wait(_RELIEF_S)
+            self._relieve(time.monotonic())
+
+    def _relieve(self, now: float) -> None:
+        """Now and then, without a job that would need what is kept, look after the machine."""
+        if now >= self._relieve_at:
+            self._relieve_at = now + _RELIEF_S
+            self._ledger.relieve()
 
     def _compute(self, number: int, job: _Job) -> int:
         work = job.work
@@ -224,11 +241,23 @@ class Device:
         def progress(position: int) -> None:
             job.position = position
 
+        self._prefiller.recall(work.tokens, work.end)  # room is made elsewhere first
         with self._ledger.reserve(needed):
+            computes = work.end - self._prefiller.recall(work.tokens, work.end)
+            self._told(number, job, computes)
             self.prefills += 1
-            return self._prefiller.prefill(
+            computed = self._prefiller.prefill(
                 work.tokens.tolist(), work.cut, work.end, job.backlog.put, cancelled, progress
             )
+        log.info("prefilled", extra={"computed": computed, "reused": work.end - computed})
+        return computed
+
+    def _told(self, number: int, job: _Job, computes: int) -> None:
+        """The job is known to compute that many tokens: its handoffs may begin."""
+        with self._pool.changed:
+            self._queue.computes(number, computes)
+            job.computes = computes
+            self._wake(job)
 
     def _finish(self, number: int, job: _Job, computed: int, error: BatonError | None) -> None:
         with self._pool.changed:

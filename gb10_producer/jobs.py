@@ -21,7 +21,10 @@ from protocol.errors import CapacityError, LocalProtocolError
 
 _SHORTEST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 120.0
-_WEIGHT_OF_LATEST = 0.3
+_KEPT = 0.7
+"""Weight that all jobs before keep when another has ended."""
+_GUESSED_TOKENS = 1000
+"""What the first guess of the device's speed weighs."""
 
 
 class Withdrawal(Enum):
@@ -60,12 +63,14 @@ class JobQueue:
     """The queue of one device. Not thread-safe.
 
     ``waiting_limit`` counts jobs that wait, not the one that runs. ``seconds_per_token`` is the
-    first guess of the device's speed, replaced by a moving average of what is measured.
+    first guess of the device's speed, replaced by a moving average of what is measured, weighted
+    by tokens: a short job's time says little about a long one's.
     """
 
     def __init__(self, waiting_limit: int, seconds_per_token: float = 1e-3) -> None:
         self._limit = waiting_limit
-        self._seconds_per_token = seconds_per_token
+        self._measured_tokens = float(_GUESSED_TOKENS)
+        self._measured_s = _GUESSED_TOKENS * seconds_per_token
         self._running: _Job | None = None
         self._waiting: list[_Job] = []
         self._numbers = 0
@@ -106,6 +111,11 @@ class JobQueue:
         self._running.started_s = now
         return self._running.number
 
+    def computes(self, job: int, tokens: int) -> None:
+        """Note that of all its positions ``job``, which runs, computes ``tokens`` only."""
+        if self._running is not None and self._running.number == job:
+            self._running.tokens = tokens
+
     def finish(self, job: int, now: float, computed: int = 0) -> tuple[str, ...]:
         """Free the device; return the tickets that still wanted the job.
 
@@ -116,8 +126,9 @@ class JobQueue:
             raise LocalProtocolError("A job ended that does not run.", field="job", found=job)
         self._running = None
         if computed > 0 and running.started_s is not None:
-            measured = max(0.0, now - running.started_s) / computed
-            self._seconds_per_token += _WEIGHT_OF_LATEST * (measured - self._seconds_per_token)
+            took_s = max(0.0, now - running.started_s)
+            self._measured_tokens = _KEPT * self._measured_tokens + computed
+            self._measured_s = _KEPT * self._measured_s + took_s
         return tuple(running.tickets)
 
     def withdraw(self, ticket: str) -> Withdrawal:
@@ -160,10 +171,11 @@ class JobQueue:
         """Seconds until the queue has probably moved on by one job, between 1 and 120."""
         running = self._running
         expected = 0.0
+        each_s = self._measured_s / self._measured_tokens
         if running is not None and running.started_s is not None:
-            expected = running.tokens * self._seconds_per_token - (now - running.started_s)
+            expected = running.tokens * each_s - (now - running.started_s)
         elif self._waiting:
-            expected = self._waiting[0].tokens * self._seconds_per_token
+            expected = self._waiting[0].tokens * each_s
         return min(max(expected, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
 
     @property

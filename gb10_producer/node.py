@@ -118,6 +118,8 @@ def serve(
         source = _source(config)
         ledger = Ledger(_cache_budget(config, source), source.free)
         probe(source.prefiller, ledger)
+        kept = ledger.limit // 2 if config.prefix_cache is None else config.prefix_cache
+        source.prefiller.keep_prefixes(ledger, kept)
         device = Device(
             source.prefiller,
             pool=Pool(config.backlog_bytes),

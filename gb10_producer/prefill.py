@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gb10_producer.memory import Ledger
 from protocol.errors import Cancelled, CapacityError, ConfigError, EngineFault
 from protocol.layout import Layout, payload_bytes, tiles
@@ -64,6 +67,7 @@ class State(NamedTuple):
 
 
 Emit = Callable[[Rows | State], None]
+Tokens = Sequence[int] | NDArray[np.uint32]
 
 
 class Prefiller(Protocol):
@@ -98,7 +102,7 @@ class Prefiller(Protocol):
         """
         ...
 
-    def recall(self, tokens: Sequence[int], end: int) -> int:
+    def recall(self, tokens: Tokens, end: int) -> int:
         """How many of ``tokens[:end]`` a prefill would not compute now; whoever needs memory
         takes it from what is kept of others first.
         """
@@ -172,7 +176,7 @@ class TorchPrefiller:
         self._prefixes.clear()
         self._prefixes = self._kept_in(ledger, budget)
 
-    def recall(self, tokens: Sequence[int], end: int) -> int:
+    def recall(self, tokens: Tokens, end: int) -> int:
         """See :meth:`Prefiller.recall`."""
         return self._prefixes.find(tokens, end).position
 
@@ -222,9 +226,10 @@ class TorchPrefiller:
         """Emit what is held and shipped, and go on from there."""
         if not chain.held:
             return
-        for tile in chain.held[cut // self._tile :]:
-            _require_wanted(cancelled)
-            running.replay(tile)
+        for tile in chain.held:
+            if tile.last > cut:
+                _require_wanted(cancelled)
+                running.replay(tile)
             progress(tile.last)
         running.resume(self._prefixes, chain)
 

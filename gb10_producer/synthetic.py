@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gb10_producer.memory import Ledger
-from gb10_producer.prefill import SYNTHETIC, Emit, Rows, State
+from gb10_producer.prefill import SYNTHETIC, Emit, Rows, State, Tokens
 from protocol.errors import Cancelled
 from protocol.layout import (
     KEY,
@@ -55,7 +55,7 @@ class Synthetic:
     def keep_prefixes(self, ledger: Ledger, budget: int) -> None:
         """Nothing: what is not computed need not be kept."""
 
-    def recall(self, tokens: Sequence[int], end: int) -> int:
+    def recall(self, tokens: Tokens, end: int) -> int:
         """Nothing is held of any prompt."""
         return 0
 

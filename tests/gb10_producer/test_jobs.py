@@ -50,6 +50,29 @@ def test_whoever_is_refused_comes_again_neither_at_once_nor_never(
     assert refused.value.retry_after_s == told_s
 
 
+def test_who_waits_for_a_job_waits_for_what_it_computes() -> None:
+    queue = JobQueue(0, seconds_per_token=0.5)
+    job = queue.submit("a", b"1", 100, 0.0).job
+    queue.computes(job, 20)  # it waits, and what is held may be forgotten until it runs
+    assert queue.retry_after_s(0.0) == 50.0
+    queue.start(0.0)
+    queue.computes(job + 1, 20)
+    assert queue.retry_after_s(0.0) == 50.0
+    queue.computes(job, 20)
+    assert queue.retry_after_s(4.0) == 6.0
+
+
+def test_the_speed_is_measured_in_what_was_computed() -> None:
+    """A token's job has fixed costs mostly: it hardly counts beside one of many tokens."""
+    queue = JobQueue(0, seconds_per_token=0.001)
+    for computed, took_s in ((100_000, 1000.0), (1, 2.0), (0, 500.0)):
+        job = queue.submit("a", b"1", 100_000, 0.0).job
+        queue.start(0.0)
+        queue.finish(job, took_s, computed)
+    queue.submit("a", b"1", 2000, 0.0)
+    assert queue.retry_after_s(0.0) == pytest.approx(20.0, rel=0.01)
+
+
 def test_no_place_to_wait_still_serves_one() -> None:
     queue = JobQueue(0)
     job = queue.submit("a", b"1", 1, 0.0).job

@@ -463,6 +463,41 @@ def test_a_device_fault_ends_the_process_with_75(monkeypatch: pytest.MonkeyPatch
     thread.join()
 
 
+class Keeping(Synthetic):
+    """Notes what it may keep of prompts, and what it prefilled before it was told."""
+
+    told: tuple[int, int] | None = None
+
+    def keep_prefixes(self, ledger, budget):
+        self.told = ledger.limit, budget
+
+    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+        assert self.told is None, "nobody's prompt is kept"
+        return super().prefill(tokens, cut, end, emit, cancelled, progress)
+
+
+@pytest.mark.parametrize("size", [None, "0", "3M"])
+def test_half_of_the_caches_memory_keeps_prefixes(
+    size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefiller = Keeping(MIXED, 16)
+    source = node.Source(prefiller, stand_in_identity(MIXED), 1000, 1000)
+    monkeypatch.setattr(node, "_source", lambda config: source)
+    options = [] if size is None else ["--prefix-cache", size]
+    words = ["--synthetic", "x", "--port", "0", "--key-fd", str(key_pipe()), *options]
+    stop = threading.Event()
+    node.serve(parse(words).config, stop, lambda url: stop.set())
+    assert prefiller.told is not None
+    limit, budget = prefiller.told
+    assert budget == {None: limit // 2, "0": 0, "3M": 3 << 20}[size]
+
+
+def test_less_than_nothing_cannot_be_kept() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", "--key-fd", "3", "--prefix-cache=-1"])
+    assert (caught.value.reason, caught.value.field) == ("config_invalid", "prefix_cache")
+
+
 def test_quantised_weights_are_counted_as_they_will_be_in_memory() -> None:
     assert node.loaded_bytes(1000, None, "bfloat16") == 1000
     four_bit = {"bits": 4, "group_size": 64}
