@@ -296,7 +296,8 @@ class Connection:
         if not transfer.begun:
             if not transfer.ticket.started:
                 return
-            machine.begin(transfer=os.urandom(16), computed_tokens=transfer.end, now=now)
+            computed = transfer.ticket.computed_tokens
+            machine.begin(transfer=os.urandom(16), computed_tokens=computed, now=now)
             self._flush()
             transfer.begun = True
         machine.progress(transfer.ticket.position, now)
