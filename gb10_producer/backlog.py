@@ -2,8 +2,9 @@
 
 The device thread puts, each handoff of the job reads with its own cursor. Items that every
 reader passed are kept while there is room, so that an identical request which arrives early in
-the job can still read from the start; they go first when room is needed. A put blocks while
-the slowest reader is too far behind.
+the job can still read from the start; they go first when room is needed. Items that are sent
+and not yet acknowledged are kept for a lost connection, and go where nothing else is left to
+make room. A put blocks while the slowest reader is too far behind.
 
 All jobs share one :class:`Pool`; what it does not hold is not allocated for sending.
 """
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from gb10_producer.prefill import Rows, State
 from protocol.errors import Cancelled, LocalProtocolError
@@ -42,6 +44,10 @@ class Pool:
         self.limit = limit
         self.used = 0
         self.peak = 0
+        self.blocked = 0
+        """Puts that wait for room."""
+        self.ended: list[Backlog] = []
+        """Backlogs of jobs that are over and still hold rows, in order of their ends."""
         self.changed = threading.Condition()
 
     def fits(self, nbytes: int) -> bool:
@@ -90,10 +96,14 @@ class Backlog:
                 if self._abandoned():
                     raise Cancelled("Nobody waits for this prefill.", reason="job_abandoned")
                 self._drop_read(nbytes)
+                for backlog in [self, *self._pool.ended]:
+                    backlog.drop_sent(nbytes)
                 if self._pool.fits(nbytes):
                     break
                 began = time.monotonic()
+                self._pool.blocked += 1
                 self._pool.changed.wait(_LOOK_AROUND_S)
+                self._pool.blocked -= 1
                 self.blocked_s += time.monotonic() - began
             self._pool.take(nbytes)
             self._items.append(item)
@@ -104,6 +114,8 @@ class Backlog:
         with self._pool.changed:
             self._ended = True
             self._drop_read(self._pool.limit)
+            if self._items:
+                self._pool.ended.append(self)
             self._wake()
 
     def discard(self) -> None:
@@ -132,11 +144,26 @@ class Backlog:
                 return
             self._drop_first()
 
+    def drop_sent(self, needed: int) -> None:
+        """Make room for ``needed`` bytes out of what only a lost connection could ask for again.
+
+        While anything is left to send, that goes on making room by itself. Call with the
+        pool's lock held.
+        """
+        left = min((reader.sent for reader in self._readers), default=self._first) - self._first
+        # An item of no bytes is never sent, and in nobody's way.
+        if not self._readers or any(map(item_bytes, islice(self._items, left, None))):
+            return
+        while self._items and not self._pool.fits(needed):
+            self._drop_first()
+
     def _drop_first(self) -> None:
         if self._first == 0:
             self._rows_are_gone()
         self._first += 1
         self._pool.give(item_bytes(self._items.popleft()))
+        if not self._items and self in self._pool.ended:
+            self._pool.ended.remove(self)
 
     def _wake(self) -> None:
         self._pool.changed.notify_all()
@@ -165,21 +192,27 @@ class Backlog:
         self._pool.changed.notify_all()
 
     @property
+    def first(self) -> int:
+        """The first item that is still here. Call with the pool's lock held."""
+        return self._first
+
+    @property
     def lock(self) -> threading.Condition:
         """The lock that every method of this file holds."""
         return self._pool.changed
 
 
 class Reader:
-    """One handoff's place in a backlog; ``position`` is the first item still needed.
+    """One handoff's place in a backlog.
 
-    ``wake`` is called, from any thread, when the job changed.
+    ``position`` is the first item that is still needed, ``sent`` the first that is not with the
+    kernel. ``wake`` is called, from any thread, when the job changed.
     """
 
     def __init__(self, backlog: Backlog, wake: Callable[[], None]) -> None:
         self._backlog = backlog
         self.wake = wake
-        self.position = 0
+        self.position = self.sent = 0
 
     def wait_for(self, index: int, wait_s: float = 0.0) -> Item | None:
         """Item ``index`` of the job, from 0; ``None`` when it is not there within ``wait_s``."""
@@ -191,12 +224,39 @@ class Reader:
                 item = self._backlog.item_at(index)
             return item
 
+    def sent_to(self, index: int) -> None:
+        """The items before ``index`` are with the kernel."""
+        if index > self.sent:
+            with self._backlog.lock:
+                self.sent = index
+                self._backlog.lock.notify_all()
+
     def pass_to(self, index: int) -> None:
-        """Be done with the items before ``index``: their bytes are with the kernel."""
+        """Be done with the items before ``index``: their bytes have arrived."""
         if index > self.position:
             with self._backlog.lock:
                 self.position = index
+                self.sent = max(self.sent, index)
                 self._backlog.passed()
+
+    def rewind(self, index: int) -> bool:
+        """Read again from ``index`` on; false where that item made room for others."""
+        with self._backlog.lock:
+            if index < self._backlog.first:
+                return False
+            self.position = self.sent = index
+            self._backlog.passed()
+            return True
+
+    def first(self) -> int:
+        """The first item that can still be read."""
+        with self._backlog.lock:
+            return self._backlog.first
+
+    def stir(self) -> None:
+        """Have whoever waits for an item look around."""
+        with self._backlog.lock:
+            self._backlog.lock.notify_all()
 
     def close(self) -> None:
         """Leave."""

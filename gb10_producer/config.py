@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 from protocol.errors import ConfigError
 
-BACKLOG_BYTES: Final = 24 << 20
-"""Default for rows between tap and sockets; one item and a socket's queue come on top."""
+BACKLOG_BYTES: Final = 48 << 20
+"""Default for rows between tap and sockets, those kept for a lost connection among them; one
+item and a socket's queue come on top."""
 
 
 @dataclass(frozen=True)

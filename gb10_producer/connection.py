@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gb10_producer.device import Device, Ticket, Work
+from gb10_producer.device import Device, Work
 from gb10_producer.outflow import Outflow
 from gb10_producer.throttle import Throttle
+from gb10_producer.transfers import Transfer, Transfers
 from gb10_producer.trust import Trust
 from gb10_producer.wire import Wire
 from protocol.deadlines import Timing
@@ -35,6 +36,8 @@ from protocol.handoff import (
     Committed,
     Credited,
     Event,
+    Interrupted,
+    Late,
     PeerAborted,
     ProducerHandoff,
     Ready,
@@ -44,7 +47,8 @@ from protocol.handoff import (
 )
 from protocol.identity import Identity
 from protocol.layout import Layout
-from protocol.messages import Limits, Recipe
+from protocol.messages import Committed as CommittedMessage
+from protocol.messages import Limits, Recipe, Resume
 from protocol.reasons import refusal
 
 log = logging.getLogger(__name__)
@@ -58,6 +62,9 @@ _CLOSE_S = 2.0
 _HOSTS = 64
 """Of how many hosts it is remembered why they were refused."""
 _GOING_AWAY, _POLICY, _NORMAL = 1001, 1008, 1000
+_LOST = ("connection_lost", "peer_stalled")
+"""Ends of a connection after which its decoder may go on over another."""
+_EVERYTHING = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -75,18 +82,15 @@ class Offer:
 
 
 @dataclass
-class _Transfer:
-    """A request that was accepted, until its last frame is written or it is withdrawn."""
+class _Serving:
+    """A transfer on its way over this connection, until its SEAL is out or it is withdrawn."""
 
-    generation: int
-    end: int
-    ticket: Ticket
+    transfer: Transfer
     outflow: Outflow
-    begun: bool = False
     busy: bool = False
     """A frame was hashed in this thread; the loop goes on without waiting."""
     passing: deque[tuple[int, int]] = field(default_factory=deque)
-    """(byte of the stream, backlog items that nobody needs once it is written)."""
+    """(byte of the stream, backlog items that are with the kernel once it is written)."""
 
 
 class Refusals:
@@ -128,6 +132,7 @@ class Connection:
         peer: str,
         offer: Offer,
         device: Device,
+        transfers: Transfers,
         *,
         refusals: Refusals | None = None,
         proven: Callable[[], None] = lambda: None,
@@ -136,12 +141,18 @@ class Connection:
         self.peer = peer
         self._offer = offer
         self._device = device
+        self._transfers = transfers
         self._refusals = refusals or Refusals()
         self._proven = proven
         self._crowded = crowded
         self._wire = Wire(sock, stall_s=offer.timing.idle_s)
         self._machine: ProducerHandoff | None = None
-        self._transfer: _Transfer | None = None
+        self._transfer: Transfer | None = None
+        """What this connection serves, from PREFILL or RESUME to COMMITTED."""
+        self._serving: _Serving | None = None
+        self._wanted: Resume | None = None
+        """A RESUME that waits for another connection to let go of its transfer."""
+        self._superseded = threading.Event()
         self._handshake_until = time.monotonic() + offer.timing.handshake_s
         self._ready = False
         self._stopping = threading.Event()
@@ -154,6 +165,8 @@ class Connection:
             self._serve()
         except BatonError as error:
             code, reason = _POLICY, error.reason
+            if reason in _LOST:
+                self._let_go()
             self._log_end(error)
             self._flush()
         finally:
@@ -182,6 +195,11 @@ class Connection:
         self._stopping.set()
         self._wire.wake()
 
+    def give_up(self) -> None:
+        """Another connection goes on with the transfer: this one is dead, and ends. Any thread."""
+        self._superseded.set()
+        self._wire.wake()
+
     def _open(self) -> None:
         offer = self._offer
         self._wire.open(offer.trust.context, self._handshake_until, self._crowded)
@@ -206,7 +224,9 @@ class Connection:
             for raw in wire.poll(max(0.0, deadline - time.monotonic())):
                 self._handle(machine.receive_text(raw, time.monotonic()))
                 self._flush()
-            if wire.closing:
+            if wire.closing or self._superseded.is_set():
+                if not wire.left:
+                    self._let_go()
                 self._end_transfer()
                 machine.eof(time.monotonic())
                 return
@@ -223,9 +243,9 @@ class Connection:
         deadline = machine.deadline() or now + 60.0
         if not self._ready:
             deadline = min(deadline, self._handshake_until)
-        if self._transfer is not None:
+        if self._serving is not None:
             pause = self._offer.throttle.wait_s(now) or _LOOK_AROUND_S
-            deadline = now if self._transfer.busy else min(deadline, now + pause)
+            deadline = now if self._serving.busy else min(deadline, now + pause)
         return deadline
 
     def _let_pass(self, machine: ProducerHandoff, now: float) -> None:
@@ -247,6 +267,11 @@ class Connection:
                     self._machine.release(time.monotonic())
                 case Committed(generation=generation):
                     log.info("committed", extra={"peer": self.peer, "generation": generation})
+                    self._end_transfer("transfer_committed")
+                case Interrupted(resume=resume):
+                    self._wanted = resume
+                case Late(committed=committed):
+                    self._commit_late(committed)
                 case Ready():
                     self._ready = True
                     self._refusals.connected(self._host)
@@ -275,59 +300,105 @@ class Connection:
             log.info("request refused", extra={**facts, **_loggable(error)})
             self._withdraw(error)
             return
-        outflow = Outflow(self._offer.layout, ticket.reader, self._wire.wake)
-        self._transfer = _Transfer(prefill.generation, end, ticket, outflow)
+        assert self._machine is not None
+        assert self._machine.sending is not None
+        self._serve_transfer(self._transfers.add(self._machine.sending, ticket, self))
         log.info(
             "request accepted",
             extra={**facts, "cut": prefill.cut, "end": end, "joined": ticket.joined},
         )
 
+    def _serve_transfer(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        transfer.ticket.reader.wake = self._wire.wake
+        outflow = Outflow(self._offer.layout, transfer.ticket.reader, self._wire.wake)
+        self._serving = _Serving(transfer, outflow)
+
+    def _resume(self, resume: Resume, machine: ProducerHandoff) -> None:
+        """Go on with what another connection has lost, once that knows it too."""
+        if machine.state != State.RESUMING:
+            self._wanted = None  # it was withdrawn
+            return
+        facts = {"peer": self.peer, "generation": resume.generation, "frame": resume.next}
+        try:
+            transfer = self._transfers.claim(resume, self, self._wire.wake)
+        except BatonError as error:
+            self._wanted = None
+            log.info("resume refused", extra={**facts, **_loggable(error)})
+            machine.abort(error, time.monotonic())
+            return
+        if transfer is None:
+            return
+        self._wanted = None
+        machine.resume(transfer.sending, time.monotonic())
+        self._serve_transfer(transfer)
+        log.info("resumed", extra=facts)
+
+    def _commit_late(self, committed: CommittedMessage) -> None:
+        try:
+            generation = self._transfers.commit(committed, self._offer.trust.pairing)
+        except IntegrityError:
+            raise
+        except BatonError as error:
+            # It may come twice, and after it was let go: there is nothing left to do.
+            log.info("committed again", extra={"peer": self.peer, "reason": error.reason})
+        else:
+            log.info("committed late", extra={"peer": self.peer, "generation": generation})
+
     def _advance(self) -> None:
         """Whatever the handoff can do now: begin, take slots, send frames, seal, give up."""
-        transfer, machine = self._transfer, self._machine
-        if transfer is None or machine is None:
+        serving, machine = self._serving, self._machine
+        if machine is None:
             return
-        if transfer.outflow.fault is not None:
-            self._device.fail(transfer.outflow.fault)
-        if (error := transfer.outflow.fault or transfer.ticket.error) is not None:
+        if self._wanted is not None:
+            self._resume(self._wanted, machine)
+            serving = self._serving
+        if serving is None:
+            return
+        ticket = serving.transfer.ticket
+        if serving.outflow.fault is not None:
+            self._device.fail(serving.outflow.fault)
+        if (error := serving.outflow.fault or ticket.error) is not None:
             self._withdraw(error)
             return
         now = time.monotonic()
-        if not transfer.begun:
-            if not transfer.ticket.started:
+        if serving.transfer.sending.begin is None:
+            if not ticket.started:
                 return
-            computed = transfer.ticket.computed_tokens
+            computed = ticket.computed_tokens
             machine.begin(transfer=os.urandom(16), computed_tokens=computed, now=now)
             self._flush()
-            transfer.begun = True
-        machine.progress(transfer.ticket.position, now)
-        self._send_frames(transfer, machine)
-        sent = machine.remaining == 0 and transfer.outflow.length == 0
+        machine.progress(ticket.position, now)
+        self._send_frames(serving, machine)
+        sent = machine.remaining == 0 and serving.outflow.length == 0
         on_a_slow_link = self._offer.throttle.wait_s(now) > 0  # the last frame is on its way
-        if sent and transfer.ticket.finished and not on_a_slow_link:
-            self._seal(transfer, machine)
+        if sent and ticket.finished and not on_a_slow_link:
+            self._seal(serving.transfer, machine)
 
-    def _send_frames(self, transfer: _Transfer, machine: ProducerHandoff) -> None:
-        wire, outflow, throttle = self._wire, transfer.outflow, self._offer.throttle
-        transfer.busy = False
-        while transfer.passing and transfer.passing[0][0] <= wire.written:
-            transfer.ticket.reader.pass_to(transfer.passing.popleft()[1])
+    def _send_frames(self, serving: _Serving, machine: ProducerHandoff) -> None:
+        wire, outflow, throttle = self._wire, serving.outflow, self._offer.throttle
+        transfer = serving.transfer
+        serving.busy = False
+        while serving.passing and serving.passing[0][0] <= wire.written:
+            transfer.ticket.reader.sent_to(serving.passing.popleft()[1])
+        transfer.acknowledge(machine.acknowledged)
         while outflow.length < _AHEAD and (slot := machine.next_slot()) is not None:
             outflow.add(slot, machine.header_prefix(slot))
         while wire.pending < _QUEUED_BYTES and not throttle.wait_s(time.monotonic()):
             frame = outflow.take()
             if frame is None or frame.digest is None:
-                transfer.busy = outflow.help()
+                serving.busy = outflow.help()
                 return
             now = time.monotonic()
             header = machine.frame(frame.slot, frame.digest, now)
-            transfer.passing.append((wire.written + wire.pending, frame.passed))
+            transfer.marks.append((frame.slot.sequence, frame.passed))
             wire.send_binary(header, frame.payload)
+            serving.passing.append((wire.written + wire.pending, frame.ended))
             throttle.sent(frame.payload.nbytes, now)
             if (slot := machine.next_slot()) is not None:
                 outflow.add(slot, machine.header_prefix(slot))
 
-    def _seal(self, transfer: _Transfer, machine: ProducerHandoff) -> None:
+    def _seal(self, transfer: Transfer, machine: ProducerHandoff) -> None:
         ticket = transfer.ticket
         machine.seal(
             queue_us=int(ticket.queue_s * 1e6),
@@ -338,12 +409,14 @@ class Connection:
             "sealed",
             extra={
                 "peer": self.peer,
-                "generation": transfer.generation,
+                "generation": transfer.sending.generation,
                 "queue_ms": round(ticket.queue_s * 1e3, 1),
                 "compute_ms": round(ticket.compute_s * 1e3, 1),
             },
         )
-        self._end_transfer()
+        # Its rows are kept until COMMITTED, for a connection that is lost before.
+        self._stop_serving()
+        ticket.reader.sent_to(_EVERYTHING)
 
     def _withdraw(self, error: BatonError) -> None:
         """End the handoff from this side; the connection lives on."""
@@ -360,11 +433,24 @@ class Connection:
             machine.shut(error)
             self._flush()
 
-    def _end_transfer(self) -> None:
+    def _end_transfer(self, how: str = "transfer_expired") -> None:
+        """What was served is over; ``how`` is told to whoever asks for it again."""
+        self._stop_serving()
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
-            transfer.outflow.close()
-            self._device.withdraw(transfer.ticket)
+            self._transfers.end(transfer, how)
+
+    def _let_go(self) -> None:
+        """The connection is lost, and the transfer waits for another."""
+        self._stop_serving()
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            self._transfers.let_go(transfer, time.monotonic())
+
+    def _stop_serving(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.outflow.close()
 
     def _flush(self) -> None:
         """Queue what the machine wants to say; a wire that is closing says nothing more."""

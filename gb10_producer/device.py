@@ -171,6 +171,11 @@ class Device:
             if left is Withdrawal.DROPPED:
                 self._jobs = {n: job for n, job in self._jobs.items() if ticket not in job.tickets}
 
+    def waits_for(self, ticket: Ticket) -> bool:
+        """Whether another job waits for the device, or for memory, that ``ticket`` holds."""
+        with self._pool.changed:
+            return self._pool.blocked > 0 if ticket.finished else self._queue.waiting > 0
+
     def fail(self, fault: EngineFault) -> None:
         """Fail closed: every ticket gets ``fault``, and nothing is computed any more."""
         with self._pool.changed:

@@ -19,7 +19,7 @@ from gb10_producer.backlog import Item, Reader
 from gb10_producer.prefill import Rows
 from protocol import frames
 from protocol.errors import EngineFault
-from protocol.layout import KEY, STATE, Layout, RecurrentLayer, Slot, row_bytes
+from protocol.layout import KEY, STATE, VALUE, Layout, RecurrentLayer, Slot, row_bytes
 
 _WAIT_S = 0.5
 _NOTHING = memoryview(b"")
@@ -29,7 +29,7 @@ _NOTHING = memoryview(b"")
 class Frame:
     """A slot with its payload and, once it is hashed, its digest.
 
-    ``passed`` items of the backlog end before it.
+    ``passed`` items of the backlog end before it, ``ended`` with it.
     """
 
     slot: Slot
@@ -37,12 +37,14 @@ class Frame:
     payload: memoryview = _NOTHING
     digest: bytes | None = None
     passed: int = 0
+    ended: int = 0
 
 
 class Outflow:
-    """One handoff's frames. All methods belong to the connection's thread."""
+    """One handoff's frames over one connection. All methods belong to the connection's thread."""
 
     def __init__(self, layout: Layout, reader: Reader, wake: Callable[[], None]) -> None:
+        """Begin at the reader's position, at or before the item of the first slot to come."""
         self._layout = layout
         self._reader = reader
         self._wake = wake
@@ -50,7 +52,9 @@ class Outflow:
         self._unclaimed: deque[Frame] = deque()
         self._claiming = threading.Lock()
         self._item: Item | None = None
-        self._index = -1
+        self._index = reader.position - 1
+        self._seeking = reader.position > 0
+        """The first slot is searched for: a connection was lost, and its item is near."""
         self._calls: SimpleQueue[bool] = SimpleQueue()
         self._hungry = False
         self._closed = False
@@ -97,10 +101,10 @@ class Outflow:
         return True
 
     def close(self) -> None:
-        """Stop, leave the backlog, and wait for the thread: no row is read afterwards."""
+        """Stop, and wait for the thread: it reads no row afterwards. Idempotent."""
         self._closed = True
         self._calls.put(False)
-        self._reader.close()
+        self._reader.stir()
         self._thread.join()
         self._order.clear()
 
@@ -128,10 +132,12 @@ class Outflow:
             if item is not None:
                 self._index += 1
                 self._item = item
-                if _is_past(item, frame.slot):
+                if _is_past(item, frame.slot) and not self._seeking:
                     return self._fail(frame.slot)
+        self._seeking = False
         frame.payload = _payload(self._layout, self._item, frame.slot)
         frame.passed = self._index
+        frame.ended = self._index + _ends(self._item, frame.slot)
         if frame.payload.nbytes != frame.slot.nbytes:
             return self._fail(frame.slot)
         return self._unclaimed.popleft()
@@ -152,6 +158,13 @@ def _holds(item: Item, slot: Slot) -> bool:
     if isinstance(item, Rows):
         return slot.role < STATE and item.first <= slot.first and slot.last <= item.last
     return slot.role == STATE + item.number and item.position == slot.last
+
+
+def _ends(item: Item, slot: Slot) -> bool:
+    """Whether the slot, one of ``item``'s, is its last."""
+    if isinstance(item, Rows):
+        return slot.last == item.last and (slot.role == VALUE or not item.value.nbytes)
+    return slot.offset + slot.nbytes == item.data.nbytes
 
 
 def _is_past(item: Item, slot: Slot) -> bool:

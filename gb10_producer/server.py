@@ -16,11 +16,13 @@ import time
 
 from gb10_producer.connection import Connection, Offer, Refusals
 from gb10_producer.device import Device
+from gb10_producer.transfers import Patience, Transfers
 from protocol.errors import CapacityError, ConfigError
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 16
+_SWEEP_S = 1.0
 _STRANGERS = 16
 """Most connections that are still shaking hands."""
 
@@ -58,12 +60,19 @@ class Server:
     """Serves ``offer`` on a bound socket. :meth:`start` once, :meth:`stop` once."""
 
     def __init__(
-        self, listener: socket.socket, offer: Offer, device: Device, *, connections: int
+        self,
+        listener: socket.socket,
+        offer: Offer,
+        device: Device,
+        *,
+        connections: int,
+        patience: Patience | None = None,
     ) -> None:
         self._listener = listener
         self._offer = offer
         self._device = device
         self._limit = connections
+        self.transfers = Transfers(device, patience)
         self._refusals = Refusals()
         self._lock = threading.Lock()
         self._strangers: dict[Connection, threading.Thread] = {}
@@ -95,6 +104,7 @@ class Server:
             connection.stop()
         for thread in serving.values():
             thread.join(max(0.0, deadline - time.monotonic()))
+        self.transfers.close()
         self._stop.close()
         self._stopped.close()
         return not any(thread.is_alive() for thread in serving.values())
@@ -104,9 +114,12 @@ class Server:
         poller.register(self._listener, select.POLLIN)
         poller.register(self._stopped, select.POLLIN)
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(_SWEEP_S * 1e3))
+            self.transfers.sweep(time.monotonic())
             if self._stopped.fileno() in ready:
                 return
+            if not ready:
+                continue
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionError):
@@ -131,6 +144,7 @@ class Server:
             peer,
             self._offer,
             self._device,
+            self.transfers,
             refusals=self._refusals,
             proven=lambda: self._promote(connection),
             crowded=lambda: len(self._proven) >= self._limit,

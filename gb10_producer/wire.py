@@ -105,6 +105,11 @@ class Wire:
         """Whether either side began the closing handshake, or the connection is gone."""
         return self.closed or self._protocol.state is not OPEN
 
+    @property
+    def left(self) -> bool:
+        """Whether the peer said that it leaves, in its own words: it will not come back."""
+        return self._protocol.close_rcvd is not None
+
     def limit_text(self, nbytes: int) -> None:
         """Bound the next incoming message."""
         self._protocol.max_message_size = nbytes

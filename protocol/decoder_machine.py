@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from protocol.deadlines import Timing
 from protocol.errors import LocalProtocolError
 from protocol.events import Began, Event, Progressed, Ready, Sealed
 from protocol.identity import Identity
-from protocol.layout import Layout, Slot, schedule
+from protocol.layout import Layout, Slot
 from protocol.machine import Machine
 from protocol.messages import (
     VERSION,
@@ -27,6 +25,7 @@ from protocol.messages import (
     Prefill,
     Progress,
     Proof,
+    Resumed,
     Seal,
     encode,
     encode_tokens,
@@ -34,6 +33,7 @@ from protocol.messages import (
 from protocol.outstanding import Outstanding
 from protocol.pairing import Pairing, PinnedCertificates
 from protocol.reasons import differs, refusal
+from protocol.reception import Reception
 from protocol.states import DECODER, State, Transitions
 
 PROGRESS_BURST: Final = 64
@@ -41,20 +41,14 @@ PROGRESS_PER_S: Final = 10
 """A handoff may bring 64 PROGRESS messages and ten more per second of its age."""
 
 
-class _Pending(NamedTuple):
-    """A frame whose header is checked and whose digest is not."""
-
-    sequence: int
-    digest: bytes
-    nbytes: int
-
-
 class DecoderHandoff(Machine):
     """The decoder's machine for one connection, over which handoffs run one by one.
 
     Order of calls: ``connect``, then for each handoff ``start``, then whatever arrives
     through ``receive_text`` and ``frame_header``, each frame's digest in order through
-    ``frame_digest``, and after :class:`Sealed` the install and ``commit``.
+    ``frame_digest``, and after :class:`Sealed` the install and ``commit``. Where the connection
+    is lost before that, the reception that ``start`` returned goes on in another machine by
+    ``resume``, and one that was sealed is committed there by ``acknowledge``.
     """
 
     TRANSITIONS: ClassVar[Transitions] = DECODER
@@ -85,23 +79,14 @@ class DecoderHandoff(Machine):
         self._certificates = certificates
         self._hello = self._hello_ack = b""
         self._ack: HelloAck | None = None
-        self._finished = 0
+        self._finished = self._highest = 0
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the handoff; nothing of it, tokens least of all, outlives it."""
-        self._prefill: Prefill | None = None
-        self._begin: Begin | None = None
-        self._seal: Seal | None = None
-        self._raw_prefill = self._raw_begin = b""
-        self._slots: Iterator[Slot] = iter(())
-        self._pending: deque[_Pending] = deque()
-        self._stream = seal.StreamDigest()
-        self._or_full = False
-        self._received = 0
-        self._credit = self._granted = self._owed = 0
-        self._progress = self._done = 0
-        self._started = 0.0
+        """Forget the handoff; nothing of it, tokens least of all, stays here."""
+        self._reception: Reception | None = None
+        self._window = self._credit = self._granted = self._owed = 0
+        self._resumed_at = 0
 
     @property
     def ack(self) -> HelloAck:
@@ -138,8 +123,11 @@ class DecoderHandoff(Machine):
         extra_cuts: tuple[int, ...] = (),
         deadline_s: float | None = None,
         credit: int = 32,
-    ) -> None:
+    ) -> Reception:
         """Ask for the cache of ``[cut, len(tokens))``: PREFILL is queued.
+
+        Returns what outlives the connection: where that is lost, the caller resumes or
+        withdraws it.
 
         ``tokens`` are those *before* the boundary token. ``generation`` was reserved for
         this request alone and ascends on a connection; ``nonce`` is 32 fresh random bytes.
@@ -157,7 +145,7 @@ class DecoderHandoff(Machine):
             raise differs("prompt_too_long", "tokens", end, f"at most {limits.max_tokens}")
         if not 0 <= cut < end:
             raise LocalProtocolError("need 0 <= cut < len(tokens)")
-        if generation <= self._generation:
+        if generation <= self._highest:
             raise LocalProtocolError("generations must ascend on a connection")
         allowed_s = self._timing.total_s(end) if deadline_s is None else deadline_s
         with self._own():
@@ -176,13 +164,35 @@ class DecoderHandoff(Machine):
             manifest.require_request(prefill)
         self._outstanding.open(generation, nonce)
         self._go_locally("start")
-        self._clear()
         self._queue.append(raw)
-        self._generation = generation
-        self._prefill, self._raw_prefill, self._or_full = prefill, raw, or_full
-        self._credit = self._granted = prefill.credit
-        self._started = now
-        self._total_at = now + allowed_s
+        self._highest = generation
+        total_at = now + allowed_s
+        reception = Reception(
+            prefill, raw, self._outstanding, or_full=or_full, started=now, total_at=total_at
+        )
+        self._take_on(reception, prefill.credit, now)
+        return reception
+
+    def resume(self, reception: Reception, now: float, credit: int = 32) -> None:
+        """Go on with a handoff whose connection was lost: RESUME is queued.
+
+        All digests of ``reception`` are reported. An answer that refuses arrives as
+        :class:`PeerAborted`. Raises LocalProtocolError in the wrong state.
+        """
+        self._allowed("resume")
+        message = reception.resume(min(credit, self.ack.limits.max_credit))
+        self._go_locally("resume")
+        self._send(message)
+        self._take_on(reception, message.credit, now)
+
+    def _take_on(self, reception: Reception, credit: int, now: float) -> None:
+        self._clear()
+        self._reception = reception
+        self._generation = reception.generation
+        self._window = self._credit = credit
+        self._resumed_at = reception.received
+        self._granted = reception.received + credit
+        self._total_at = reception.total_at
         self._rearm(now)
 
     def frame_header(self, raw: bytes, payload_length: int, now: float) -> Slot | None:
@@ -209,12 +219,7 @@ class DecoderHandoff(Machine):
             self._credit -= 1
             if self._state == State.ABORTING:
                 return None
-            slot = next(self._slots, None)
-            if slot is None:
-                raise refusal("frame_unexpected", "a frame came after the last one")
-            frames.require_slot(header, self._layout, slot, self._generation)
-            self._pending.append(_Pending(slot.sequence, header.digest, slot.nbytes))
-            self._received += 1
+            slot = self._current.accept(header, self._layout)
             self._rearm(now)
             return slot
 
@@ -230,14 +235,10 @@ class DecoderHandoff(Machine):
         """
         if self._state not in (State.RECEIVING, State.SEALING):
             return []
-        if not self._pending or self._pending[0].sequence != sequence:
+        if sequence != self._current.awaited:
             raise LocalProtocolError("frame digests must be reported in order, once")
         with self._refusing():
-            pending = self._pending.popleft()
-            if not hmac.compare_digest(pending.digest, digest):
-                text = f"frame {sequence} is not what its digest says"
-                raise refusal("digest_differs", text, field="sequence", found=sequence)
-            self._stream.add(digest, pending.nbytes)
+            self._current.digested(sequence, digest)
             self._owed += 1
             self._grant()
             return self._verify(now)
@@ -245,12 +246,21 @@ class DecoderHandoff(Machine):
     def commit(self, now: float) -> None:
         """Say that the sealed cache is installed: COMMITTED is queued, the machine READY."""
         self._allowed("commit")
-        assert self._seal is not None
-        self._send(seal.make_committed(self._pairing, self._seal))
+        sealed = self._current.seal
+        assert sealed is not None
+        self._send(seal.make_committed(self._pairing, sealed))
         self._go_locally("commit")
         self._finished = self._generation
         self._clear()
         self._rearm(now)
+
+    def acknowledge(self, sealed: Seal) -> None:
+        """Say again, or for the first time, that what ``sealed`` ends is installed.
+
+        For a handoff whose connection was lost after its seal: COMMITTED is queued.
+        """
+        self._allowed("acknowledge")
+        self._send(seal.make_committed(self._pairing, sealed))
 
     # messages
 
@@ -266,6 +276,8 @@ class DecoderHandoff(Machine):
                 return self._on_begin(message, raw, now)
             case Seal():
                 return self._on_seal(message, now)
+            case Resumed():
+                return self._on_resumed(message, now)
             case _:
                 name = type(message).__name__
                 raise refusal("message_unexpected", f"a decoder receives no {name}", field=name)
@@ -292,29 +304,38 @@ class DecoderHandoff(Machine):
         self._require_generation(message.generation)
         if self._state == State.ABORTING:
             return []
-        assert self._prefill is not None
-        self._progress += 1
-        allowed = PROGRESS_BURST + PROGRESS_PER_S * (now - self._started)
-        if self._progress > allowed:
-            raise differs("too_many_messages", "PROGRESS", self._progress, int(allowed))
-        total = len(self._prefill.tokens) // 4
-        if not self._done <= message.done <= total:
-            raise differs("progress_invalid", "done", message.done, f"{self._done} to {total}")
-        self._done = message.done
+        reception = self._current
+        reception.progresses += 1
+        allowed = PROGRESS_BURST + PROGRESS_PER_S * (now - reception.started)
+        if reception.progresses > allowed:
+            raise differs("too_many_messages", "PROGRESS", reception.progresses, int(allowed))
+        total = reception.end
+        if not reception.done <= message.done <= total:
+            expected = f"{reception.done} to {total}"
+            raise differs("progress_invalid", "done", message.done, expected)
+        reception.done = message.done
         self._rearm(now)
         return [Progressed(message.done, total)]
+
+    def _on_resumed(self, message: Resumed, now: float) -> list[Event]:
+        self._go("RESUMED")
+        self._require_generation(message.generation)
+        if self._state == State.ABORTING:
+            return []
+        if message.next != self._resumed_at:
+            raise differs("offset_differs", "next", message.next, self._resumed_at)
+        if self._current.begin is not None:
+            self._go_locally("manifest")
+        self._rearm(now)
+        return []
 
     def _on_begin(self, message: Begin, raw: bytes, now: float) -> list[Event]:
         self._go("BEGIN")
         if self._state == State.ABORTING:
             return []
-        assert self._prefill is not None
-        self._outstanding.check(message.generation, message.nonce)
+        self._current.require_open(message)
         self._require_generation(message.generation)
-        tile = self.ack.recipe.tile
-        manifest.require_manifest(message, self._prefill, self._layout, tile, or_full=self._or_full)
-        self._begin, self._raw_begin = message, raw
-        self._slots = schedule(self._layout, message.cut, message.end, tile)
+        self._current.announce(message, raw, self._layout, self.ack.recipe.tile)
         self._rearm(now)
         return [Began(message)]
 
@@ -322,12 +343,13 @@ class DecoderHandoff(Machine):
         self._go("SEAL")
         if self._state == State.ABORTING:
             return []
-        begin = self._begin
+        reception = self._current
+        begin = reception.begin
         assert begin is not None
         seal.require_complete(message, begin.transfer, begin.frames, begin.payload_bytes)
-        if self._received < begin.frames:
-            raise differs("frames_missing", "frames", self._received, begin.frames)
-        self._seal = message
+        if reception.received < begin.frames:
+            raise differs("frames_missing", "frames", reception.received, begin.frames)
+        reception.seal = message
         self._rearm(now)
         return self._verify(now)
 
@@ -335,24 +357,31 @@ class DecoderHandoff(Machine):
 
     def _verify(self, now: float) -> list[Event]:
         """Verify the seal once it and all digests are here."""
-        begin, message = self._begin, self._seal
-        if begin is None or message is None or self._pending:
+        reception = self._current
+        if not reception.verified(self._pairing):
             return []
-        assert self._prefill is not None
-        seal.verify_seal(self._pairing, self._raw_prefill, self._raw_begin, self._stream, message)
-        # The last check that can refuse: from here on this generation is used up.
-        self._outstanding.admit(self._prefill.generation, self._prefill.nonce)
+        assert reception.begin is not None
+        assert reception.seal is not None
         self._go_locally("verified")
         self._total_at = None
         self._rearm(now)
-        return [Sealed(begin, message)]
+        return [Sealed(reception.begin, reception.seal)]
+
+    @property
+    def _current(self) -> Reception:
+        """The handoff under way; every state that asks for it has one."""
+        assert self._reception is not None
+        return self._reception
 
     def _grant(self) -> None:
-        """Give credit back in halves of what was given first, never beyond the last frame."""
-        assert self._begin is not None
-        assert self._prefill is not None
-        frames_left = self._begin.frames - self._granted
-        if frames_left > 0 and self._owed >= max(1, self._prefill.credit // 2):
+        """Give credit back in quarters of what was given first, never beyond the last frame.
+
+        CREDIT also tells the producer which rows it need not keep for a RESUME.
+        """
+        begin = self._current.begin
+        assert begin is not None
+        frames_left = begin.frames - self._granted
+        if frames_left > 0 and self._owed >= max(1, self._window // 4):
             granted = min(self._owed, frames_left)
             self._send(Credit(generation=self._generation, frames=granted))
             self._credit += granted
@@ -363,7 +392,7 @@ class DecoderHandoff(Machine):
         match self._state:
             case State.HELLO_SENT | State.PROOF_SENT:
                 return self._timing.handshake_s
-            case State.REQUESTED | State.RECEIVING:
+            case State.RESUMING | State.REQUESTED | State.RECEIVING:
                 return self._timing.idle_s
             case State.ABORTING | State.CROSSED:
                 return self._timing.abort_s
@@ -371,12 +400,15 @@ class DecoderHandoff(Machine):
                 return None
 
     def _withdrawn(self) -> None:
-        if self._prefill is not None:
-            self._outstanding.withdraw(self._prefill.generation)
+        if self._reception is not None:
+            self._reception.withdraw()
             credit = self._credit
             self._clear()
             # What was credited may still arrive, and is counted while it is dropped.
             self._credit = self._granted = credit
+
+    def _lost(self) -> None:
+        self._clear()
 
     def _crossed(self, generation: int) -> bool:
         met = generation != 0 and generation == self._finished

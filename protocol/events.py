@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import BatonError
-from protocol.messages import Begin, HelloAck, Prefill, Seal
+from protocol.messages import Begin, HelloAck, Prefill, Resume, Seal
+from protocol.messages import Committed as CommittedMessage
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Requested:
 
 
 @dataclass(frozen=True)
+class Interrupted:
+    """Producer: the decoder wants to go on with a handoff. Call ``resume`` or ``abort``."""
+
+    resume: Resume
+
+
+@dataclass(frozen=True)
+class Late:
+    """Producer: COMMITTED came outside of its handoff's connection; not yet authenticated."""
+
+    committed: CommittedMessage
+
+
+@dataclass(frozen=True)
 class Credited:
     """Producer: the decoder has room for more; ``available`` frames may be taken now."""
 
@@ -79,5 +94,15 @@ class Released:
 
 
 Event = (
-    Ready | Began | Progressed | Sealed | Requested | Credited | Committed | PeerAborted | Released
+    Ready
+    | Began
+    | Progressed
+    | Sealed
+    | Requested
+    | Interrupted
+    | Late
+    | Credited
+    | Committed
+    | PeerAborted
+    | Released
 )

@@ -16,6 +16,15 @@ A connection, time running downwards::
     commit()         COMMITTED ->               Committed
                      (and so on with the next PREFILL)
 
+A connection that is lost before COMMITTED::
+
+    machine.eof(), on both sides: reception and sending are their shells' now
+    connect() and so on
+    resume(reception)   RESUME ->              Interrupted
+                           <- RESUMED          resume(sending), or abort()
+                    <- (BEGIN) frame n ...     as before
+    acknowledge(seal)   COMMITTED ->           Late: for a handoff that was sealed before
+
 Either side may end a handoff with ``abort``; the other gets ``PeerAborted`` and answers
 with ``release``. See ``states`` for the tables and ``README.md`` for the bytes.
 """
@@ -27,6 +36,8 @@ from protocol.events import (
     Committed,
     Credited,
     Event,
+    Interrupted,
+    Late,
     PeerAborted,
     Progressed,
     Ready,
@@ -36,6 +47,8 @@ from protocol.events import (
 )
 from protocol.outstanding import Outstanding
 from protocol.producer_machine import ProducerHandoff
+from protocol.reception import Reception
+from protocol.sending import Sending
 from protocol.states import State
 
 __all__ = [
@@ -44,14 +57,18 @@ __all__ = [
     "Credited",
     "DecoderHandoff",
     "Event",
+    "Interrupted",
+    "Late",
     "Outstanding",
     "PeerAborted",
     "ProducerHandoff",
     "Progressed",
     "Ready",
+    "Reception",
     "Released",
     "Requested",
     "Sealed",
+    "Sending",
     "State",
     "Timing",
 ]

@@ -93,10 +93,13 @@ class Machine(ABC):
     def eof(self, now: float) -> None:
         """The connection has ended. A closed connection never means complete.
 
+        A handoff that was under way is its shell's now: to resume, or to withdraw.
+
         Raises TransferError ``connection_lost`` unless nothing was under way.
         """
         state = self._state
         quiet = state in (State.START, State.READY, State.CLOSED)
+        self._lost()
         self._close()
         self._queue.clear()
         if not quiet:
@@ -142,6 +145,10 @@ class Machine(ABC):
     @abstractmethod
     def _withdrawn(self) -> None:
         """The current handoff will not be completed; forget what it needed."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """The connection is gone; let go of the handoff, which another may go on with."""
 
     @abstractmethod
     def _crossed(self, generation: int) -> bool:

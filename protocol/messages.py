@@ -33,6 +33,8 @@ MAX_HISTORY: Final = 64
 MAX_TILE: Final = 1 << 16
 MAX_FRAMES: Final = 1 << 20
 MAX_PAYLOAD: Final = 1 << 46
+NO_TRANSFER: Final = bytes(16)
+"""RESUME's name of a transfer whose BEGIN did not arrive."""
 CONTROL_BYTES: Final = 16 * 1024
 """Longest control message but PREFILL, in bytes."""
 
@@ -187,6 +189,31 @@ class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="co
     mac: Bytes32
 
 
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
+    """Decoder: goes on with a handoff whose connection was lost, on any proven connection.
+
+    ``prefill`` is the digest of the PREFILL that asked for it, ``transfer`` BEGIN's name of it,
+    16 zero bytes where no BEGIN came. Frames below ``next`` have arrived; ``credit`` frames may
+    be sent from there on, and what was credited before is void.
+    """
+
+    generation: Generation
+    prefill: Bytes32
+    transfer: Bytes16
+    next: Frames
+    credit: Credits
+
+
+class Resumed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resumed"):
+    """Producer: answers RESUME; what follows is the handoff from frame ``next`` on.
+
+    Where RESUME did not name its transfer, BEGIN follows again, the same bytes.
+    """
+
+    generation: Generation
+    next: Frames
+
+
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
     """Either side: ends a handoff, or with ``generation`` 0 the connection.
 
@@ -220,6 +247,8 @@ Message = (
     | Credit
     | Seal
     | Committed
+    | Resume
+    | Resumed
     | Abort
     | Aborted
 )
@@ -235,6 +264,8 @@ MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
         Credit,
         Seal,
         Committed,
+        Resume,
+        Resumed,
         Abort,
         Aborted,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import ClassVar, Final
 
 from protocol import frames, hello, manifest, seal
 from protocol.deadlines import Timing
 from protocol.errors import LocalProtocolError
-from protocol.events import Committed, Credited, Event, Ready, Requested
+from protocol.events import Committed, Credited, Event, Interrupted, Late, Ready, Requested
 from protocol.identity import Identity
 from protocol.layout import Layout, Slot, schedule
 from protocol.machine import Machine
@@ -27,6 +28,8 @@ from protocol.messages import (
     Progress,
     Proof,
     Recipe,
+    Resume,
+    Resumed,
     Seal,
     decode_tokens,
     prefill_limit,
@@ -34,6 +37,7 @@ from protocol.messages import (
 from protocol.messages import Committed as CommittedMessage
 from protocol.pairing import Pairing, PinnedCertificates
 from protocol.reasons import differs, refusal
+from protocol.sending import Sending
 from protocol.states import PRODUCER, State, Transitions
 
 PROGRESS_EVERY_S: Final = 0.2
@@ -44,7 +48,9 @@ class ProducerHandoff(Machine):
     """The producer's machine for one connection, over which handoffs run one by one.
 
     After :class:`Requested`: ``begin``, then for each slot of ``next_slot`` its payload and
-    ``frame``, in order, then ``seal``. The answer is :class:`Committed` or an abort.
+    ``frame``, in order, then ``seal``. The answer is :class:`Committed` or an abort. Where the
+    connection is lost before that, :attr:`sending` can go on in another machine: its shell takes
+    it before ``eof`` and gives it to ``resume`` when :class:`Interrupted` names it.
     """
 
     TRANSITIONS: ClassVar[Transitions] = PRODUCER
@@ -77,22 +83,20 @@ class ProducerHandoff(Machine):
         self._certificates = certificates
         self._hello = self._hello_ack = b""
         self._ack: HelloAck | None = None
-        self._moot = 0
+        self._moot = self._highest = 0
         self._spoke = now
         self._clear()
         self._rearm(now)
 
     def _clear(self) -> None:
-        """Forget the handoff; nothing of it, tokens least of all, outlives it."""
-        self._prefill: Prefill | None = None
-        self._begin: Begin | None = None
+        """Forget the handoff; nothing of it, tokens least of all, stays here."""
+        self._sending: Sending | None = None
         self._seal: Seal | None = None
-        self._raw_prefill = self._raw_begin = b""
+        self._resume: Resume | None = None
         self._slots: Iterator[Slot] = iter(())
         self._taken: deque[Slot] = deque()
-        self._stream = seal.StreamDigest()
+        self._framed = self._acknowledged = 0
         self._credit = 0
-        self._done = 0
         self._progressed = float("-inf")
 
     @property
@@ -105,7 +109,18 @@ class ProducerHandoff(Machine):
     @property
     def remaining(self) -> int:
         """Frames of the current handoff that were not yet given to :meth:`frame`."""
-        return self._begin.frames - self._stream.frames if self._begin else 0
+        begin = self._sending and self._sending.begin
+        return begin.frames - self._framed if begin else 0
+
+    @property
+    def sending(self) -> Sending | None:
+        """The handoff under way, from its PREFILL to its COMMITTED."""
+        return self._sending
+
+    @property
+    def acknowledged(self) -> int:
+        """Frames below this one have arrived and are digested: nobody asks for them again."""
+        return self._acknowledged
 
     def deadline(self) -> float | None:
         """When :meth:`tick` must be called at the latest, heartbeats included."""
@@ -143,14 +158,14 @@ class ProducerHandoff(Machine):
         Raises LocalProtocolError, also where the schedule has more frames than allowed.
         """
         self._allowed("begin")
-        assert self._prefill is not None
-        end = len(self._prefill.tokens) // 4
-        first = self._prefill.cut if cut is None else cut
-        if first not in (0, self._prefill.cut):
+        sending = self._current
+        end, wanted = sending.end, sending.prefill.cut
+        first = wanted if cut is None else cut
+        if first not in (0, wanted):
             raise LocalProtocolError("a handoff begins at the requested cut, or at 0")
         with self._own():
             begin = manifest.make_begin(
-                self._prefill,
+                sending.prefill,
                 self._layout,
                 self._recipe.tile,
                 transfer=transfer,
@@ -159,13 +174,38 @@ class ProducerHandoff(Machine):
                 history=history or (History(first=first, last=end, recipe=self._recipe),),
             )
             manifest.require_provenance(begin)
-        self._raw_begin = self._send(begin)
+        sending.announce(begin, self._send(begin))
         self._go_locally("begin")
-        self._begin = begin
         self._slots = schedule(self._layout, first, end, self._recipe.tile)
         self._spoke = now
         self._rearm(now)
         return begin
+
+    def resume(self, sending: Sending, now: float) -> None:
+        """Go on with ``sending``, which RESUME has named: RESUMED is queued, BEGIN if need be.
+
+        The caller has had ``sending.require_resumable`` check it. The slots from the named
+        offset on come from :meth:`next_slot`, those that were sent before included.
+        """
+        self._allowed("resumed")
+        resume = self._resume
+        assert resume is not None
+        self._clear()
+        self._sending = sending
+        self._framed = self._acknowledged = resume.next
+        self._credit = resume.credit
+        self._spoke = now
+        self._total_at = sending.total_at
+        self._go_locally("resumed")
+        self._send(Resumed(generation=sending.generation, next=resume.next))
+        begin = sending.begin
+        if begin is not None:
+            self._go_locally("manifest")
+            if resume.transfer != begin.transfer:
+                self._queue.append(sending.raw_begin)
+            whole = schedule(self._layout, begin.cut, begin.end, begin.tile)
+            self._slots = islice(whole, resume.next, None)
+        self._rearm(now)
 
     def progress(self, done: int, now: float) -> None:
         """Say how many of the request's tokens are computed; sent at most five times a second.
@@ -173,13 +213,13 @@ class ProducerHandoff(Machine):
         ``done`` never goes back; a smaller one counts as the largest so far.
         """
         self._allowed("progress")
-        assert self._prefill is not None
-        end = len(self._prefill.tokens) // 4
+        sending = self._current
+        end = sending.end
         if done > end:
             raise LocalProtocolError("more tokens done than the prompt has")
-        if done <= self._done:
+        if done <= sending.done:
             return
-        self._done = done
+        sending.done = done
         if now - self._progressed >= PROGRESS_EVERY_S or done == end:
             self._send_progress(now)
 
@@ -213,7 +253,8 @@ class ProducerHandoff(Machine):
         if len(digest) != frames.DIGEST_BYTES:
             raise LocalProtocolError("a frame digest has 32 bytes")
         self._taken.popleft()
-        self._stream.add(digest, slot.nbytes)
+        self._current.add(slot.sequence, digest, slot.nbytes)
+        self._framed = slot.sequence + 1
         self._spoke = now
         if self._credit == 0 and not self._taken:
             self._rearm(now)
@@ -224,19 +265,10 @@ class ProducerHandoff(Machine):
         self._allowed("seal")
         if self.remaining:
             raise LocalProtocolError(f"{self.remaining} frames are missing before the seal")
-        assert self._begin is not None
-        message = seal.make_seal(
-            self._pairing,
-            self._raw_prefill,
-            self._raw_begin,
-            self._begin.transfer,
-            self._stream,
-            queue_us=queue_us,
-            compute_us=compute_us,
-        )
-        self._send(message)
+        sealed = self._current.sealed(self._pairing, queue_us=queue_us, compute_us=compute_us)
+        self._send(sealed)
+        self._seal = sealed
         self._go_locally("seal")
-        self._seal = message
         self._total_at = None
         self._rearm(now)
 
@@ -250,6 +282,8 @@ class ProducerHandoff(Machine):
                 return self._on_proof(message, now)
             case Prefill():
                 return self._on_prefill(message, raw, now)
+            case Resume():
+                return self._on_resume(message, now)
             case Credit():
                 return self._on_credit(message, now)
             case CommittedMessage():
@@ -298,24 +332,39 @@ class ProducerHandoff(Machine):
         if message.credit > self._limits.max_credit:
             expected = f"at most {self._limits.max_credit}"
             raise differs("credit_invalid", "credit", message.credit, expected)
-        if message.generation <= self._generation:
-            expected = f"above {self._generation}"
+        if message.generation <= self._highest:
+            expected = f"above {self._highest}"
             raise differs("generation_used", "generation", message.generation, expected)
         self._clear()
-        self._prefill, self._raw_prefill = message, raw
-        self._generation = message.generation
-        self._credit = message.credit
-        self._spoke = now
         allowed_s = min(message.deadline_ms / 1000, self._timing.total_s(len(tokens)))
         self._total_at = now + allowed_s
+        self._sending = Sending(message, raw, self._total_at)
+        self._generation = self._highest = message.generation
+        self._credit = message.credit
+        self._spoke = now
         self._rearm(now)
         return [Requested(message, tokens)]
+
+    def _on_resume(self, message: Resume, now: float) -> list[Event]:
+        self._go("RESUME")
+        if message.credit > self._limits.max_credit:
+            expected = f"at most {self._limits.max_credit}"
+            raise differs("credit_invalid", "credit", message.credit, expected)
+        self._clear()
+        self._resume = message
+        self._generation = message.generation
+        self._rearm(now)
+        return [Interrupted(message)]
 
     def _on_credit(self, message: Credit, now: float) -> list[Event]:
         self._go("CREDIT")
         self._require_generation(message.generation)
         if self._state == State.ABORTING:
             return []
+        self._acknowledged += message.frames
+        if self._acknowledged > self._framed:
+            found = self._acknowledged
+            raise differs("credit_invalid", "frames", found, f"at most {self._framed} sent")
         self._credit += message.frames
         if self._credit > self._limits.max_credit:
             expected = f"at most {self._limits.max_credit}"
@@ -325,12 +374,14 @@ class ProducerHandoff(Machine):
         return [Credited(self._credit)]
 
     def _on_committed(self, message: CommittedMessage, now: float) -> list[Event]:
-        aborting = self._state == State.ABORTING
+        state = self._state
         self._go("COMMITTED")
+        if state == State.READY:
+            return [Late(message)]
         if self._seal is None:
             raise refusal("message_unexpected", "COMMITTED came before SEAL", field="COMMITTED")
         seal.verify_committed(self._pairing, self._seal, message)
-        if aborting:
+        if state == State.ABORTING:
             # Our ABORT met the decoder's COMMITTED: the handoff is complete, and only the
             # answer to that ABORT is still to come.
             self._moot = self._generation
@@ -341,7 +392,8 @@ class ProducerHandoff(Machine):
     # steps
 
     def _send_progress(self, now: float) -> None:
-        self._send(Progress(generation=self._generation, done=self._done))
+        done = 0 if self._sending is None else self._sending.done
+        self._send(Progress(generation=self._generation, done=done))
         self._progressed = self._spoke = now
 
     def _patience(self) -> float | None:
@@ -350,6 +402,8 @@ class ProducerHandoff(Machine):
                 return self._timing.handshake_s
             case State.STREAMING if self._credit == 0 and self.remaining:
                 return self._timing.idle_s
+            case State.RESUMING:
+                return self._timing.handshake_s
             case State.SEALED:
                 return self._timing.commit_s
             case State.ABORTING | State.CROSSED:
@@ -362,6 +416,15 @@ class ProducerHandoff(Machine):
         self._clear()
         # A COMMITTED that met our ABORT must still be recognised.
         self._seal = sealed
+
+    def _lost(self) -> None:
+        self._clear()
+
+    @property
+    def _current(self) -> Sending:
+        """The handoff under way; every state that asks for it has one."""
+        assert self._sending is not None
+        return self._sending
 
     def _crossed(self, generation: int) -> bool:
         return False

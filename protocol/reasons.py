@@ -120,6 +120,16 @@ REASONS: Final[dict[str, Reason]] = {
     "seal_differs": Reason(IntegrityError, "SEAL does not authenticate this request and stream."),
     "transfer_differs": Reason(PeerProtocolError, "A message names another transfer."),
     "commit_differs": Reason(IntegrityError, "COMMITTED does not answer this seal."),
+    # resuming
+    "transfer_unknown": Reason(TransferError, "No transfer is kept for this PREFILL."),
+    "transfer_expired": Reason(
+        TransferError, "The transfer was kept as long as was said, or made room for others."
+    ),
+    "transfer_committed": Reason(TransferError, "The transfer was installed already."),
+    "resume_differs": Reason(PeerProtocolError, "RESUME names another request's transfer."),
+    "offset_differs": Reason(
+        TransferError, "RESUME's offset was never sent, or its rows are not kept any more."
+    ),
     # endings
     "peer_silent": Reason(TransferError, "The peer owed an answer and gave none in time."),
     "deadline_exceeded": Reason(TransferError, "The handoff took longer than its deadline."),

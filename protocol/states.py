@@ -29,6 +29,8 @@ class State(StrEnum):
     """Decoder: PROOF is out; the producer's must come."""
     READY = "READY"
     """Both keys are proven, no handoff is under way."""
+    RESUMING = "RESUMING"
+    """RESUME is out (decoder) or in (producer); it is not answered yet."""
     REQUESTED = "REQUESTED"
     """PREFILL is out (decoder) or in (producer); no manifest yet."""
     RECEIVING = "RECEIVING"
@@ -64,6 +66,12 @@ DECODER: Final[Transitions] = {
     (State.HELLO_SENT, "HELLO_ACK"): State.PROOF_SENT,
     (State.PROOF_SENT, "PROOF"): State.READY,
     (State.READY, "start"): State.REQUESTED,
+    (State.READY, "acknowledge"): State.READY,
+    (State.READY, "resume"): State.RESUMING,
+    (State.RESUMING, "RESUMED"): State.REQUESTED,
+    (State.RESUMING, "abort"): State.ABORTING,
+    (State.RESUMING, "ABORT"): State.RELEASING,
+    (State.REQUESTED, "manifest"): State.RECEIVING,
     (State.REQUESTED, "PROGRESS"): State.REQUESTED,
     (State.REQUESTED, "BEGIN"): State.RECEIVING,
     (State.REQUESTED, "abort"): State.ABORTING,
@@ -79,6 +87,7 @@ DECODER: Final[Transitions] = {
     (State.VERIFIED, "commit"): State.READY,
     (State.VERIFIED, "abort"): State.ABORTING,
     (State.VERIFIED, "ABORT"): State.RELEASING,
+    (State.ABORTING, "RESUMED"): State.ABORTING,
     (State.ABORTING, "BEGIN"): State.ABORTING,
     (State.ABORTING, "PROGRESS"): State.ABORTING,
     (State.ABORTING, "FRAME"): State.ABORTING,
@@ -91,6 +100,12 @@ PRODUCER: Final[Transitions] = {
     (State.START, "HELLO"): State.HELLO_ACKED,
     (State.HELLO_ACKED, "PROOF"): State.READY,
     (State.READY, "PREFILL"): State.REQUESTED,
+    (State.READY, "COMMITTED"): State.READY,
+    (State.READY, "RESUME"): State.RESUMING,
+    (State.RESUMING, "resumed"): State.REQUESTED,
+    (State.RESUMING, "abort"): State.ABORTING,
+    (State.RESUMING, "ABORT"): State.RELEASING,
+    (State.REQUESTED, "manifest"): State.STREAMING,
     (State.REQUESTED, "progress"): State.REQUESTED,
     (State.REQUESTED, "begin"): State.STREAMING,
     (State.REQUESTED, "abort"): State.ABORTING,

@@ -297,6 +297,8 @@ class Handoffs:
         """How the rows were made, and what of them is kept already."""
         reuse = request.reuse
         reuse.history = ()
+        if handoff.resumed:
+            request.reasons.append("handoff_resumed")
         if reuse.delta is not None and restored is not None:
             self._sequences.restored(request, restored, reuse.delta.position)
             reuse.restore_s = restored.read_s + restored.verify_s + restored.place_s

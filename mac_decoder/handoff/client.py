@@ -41,6 +41,7 @@ class Received:
     manifest: Begin
     phases_ms: Mapping[str, float]
     end: Callable[[BatonError | None], None]
+    resumed: int = 0
 
     @property
     def transferred_bytes(self) -> int:
@@ -72,7 +73,8 @@ class ProducerLink:
         self._numbers = numbers
         self._lock = threading.Lock()
         self._compute = self._wire = Average()
-        self._handoffs = 0
+        self._layout = producer.layout
+        self._handoffs = self._resumed = 0
         self._failures: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -123,6 +125,7 @@ class ProducerLink:
                 wire_bytes_per_s=self._wire.per_second,
                 round_trip_ms=self._pool.round_trip_s * 1e3,
                 handoffs=self._handoffs,
+                resumed=self._resumed,
                 failures=dict(self._failures),
             )
 
@@ -153,51 +156,45 @@ class ProducerLink:
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> Received:
-        asked = time.monotonic()
-
-        def stopped() -> bool:
-            return self._pool.closing or cancelled()
-
-        connection = self._pool.claim(stopped)
+        order = Order(
+            tokens=tokens[: shadow.end],
+            request_id=_word(request_id),
+            generation=self._numbers.take,
+            layout=self._layout,
+            cancelled=lambda: self._pool.closing or cancelled(),
+            progress=progress,
+        )
+        connection, sealed, measured = Transfer(self._pool, shadow, order).run()
         received: Received | None = None
         try:
-            waited = time.monotonic() - asked
-            order = Order(
-                tokens=tokens[: shadow.end],
-                request_id=_word(request_id),
-                # Taken only now: generations must ascend on each connection.
-                generation=self._numbers.take(),
-                cancelled=stopped,
-                progress=progress,
-            )
-            sealed, measured = Transfer(connection, shadow, order).run()
-            received = self._received(connection, sealed, measured, waited)
+            received = self._received(connection, sealed, measured)
             return received
         finally:
             self._pool.put_back(connection)
             if received is None:
-                # Whatever was sealed nobody will end otherwise; nothing happens if nothing was.
+                # What was sealed nobody will end otherwise.
                 failed = Cancelled("this side failed")
-                self._pool.finish(connection, connection.generation, failed)
+                self._pool.finish(connection, sealed, failed)
 
-    def _received(
-        self, connection: Connection, sealed: Sealed, measured: Measured, waited: float
-    ) -> Received:
-        generation = connection.generation
+    def _received(self, connection: Connection, sealed: Sealed, measured: Measured) -> Received:
         begin = sealed.begin
         now = time.monotonic()
         with self._lock:
             self._compute = self._compute.with_sample(begin.computed_tokens, measured.compute, now)
             self._wire = self._wire.with_sample(begin.payload_bytes, measured.receiving, now)
             self._handoffs += 1
+            self._resumed += measured.resumed
         phases = {
-            "queue": (waited + measured.queue) * 1e3,
+            "queue": (measured.waited + measured.queue) * 1e3,
             "compute": measured.compute * 1e3,
             "wire": measured.wire * 1e3,
             "verify": measured.verify * 1e3,
         }
         return Received(
-            begin, phases, lambda error: self._pool.finish(connection, generation, error)
+            begin,
+            phases,
+            lambda error: self._pool.finish(connection, sealed, error),
+            measured.resumed,
         )
 
 

@@ -17,9 +17,10 @@ from mac_decoder.handoff.trust import Trust
 from mac_decoder.handoff.wire import DataFrame, Wire
 from protocol.deadlines import Timing
 from protocol.errors import BatonError, TransferError
-from protocol.handoff import DecoderHandoff, Event, Ready, State
+from protocol.handoff import DecoderHandoff, Event, Ready, Reception, State
 from protocol.identity import Identity
 from protocol.layout import Layout, Slot
+from protocol.messages import Seal
 from protocol.outstanding import Outstanding
 
 CONNECT_S = 3.0
@@ -67,6 +68,7 @@ class Connection:
         self.machine = machine
         self.closed = False
         self.generation = 0
+        self._committed: Seal | None = None
         self._place: Place | None = None
         self._slot: Slot | None = None
         self._began = 0.0
@@ -118,6 +120,7 @@ class Connection:
         ``place`` says where a frame's payload belongs.
         """
         with self._ending():
+            self.flush()
             now = time.monotonic()
             events: list[Event] = []
             if now >= self._tick_at:
@@ -144,15 +147,19 @@ class Connection:
             self.machine.tick(time.monotonic())
             self.flush()
 
-    def start(self, **request: object) -> None:
-        """``DecoderHandoff.start`` at this moment; the PREFILL is on its way.
+    def start(self, **request: object) -> Reception:
+        """``DecoderHandoff.start`` at this moment; the next :meth:`step` sends the PREFILL.
 
         What it refuses by itself (``prompt_too_long``) leaves the connection as it was.
         """
-        self.machine.start(now=time.monotonic(), **request)  # type: ignore[arg-type]
-        self.generation = int(request["generation"])  # type: ignore[call-overload]
-        with self._ending():
-            self.flush()
+        reception = self.machine.start(now=time.monotonic(), **request)  # type: ignore[arg-type]
+        self.generation = reception.generation
+        return reception
+
+    def resume(self, reception: Reception, credit: int) -> None:
+        """Go on with a handoff that another connection has lost; the next step sends RESUME."""
+        self.machine.resume(reception, time.monotonic(), credit)
+        self.generation = reception.generation
 
     def digested(self, sequence: int, digest: bytes) -> list[Event]:
         """Report a frame's digest, in order."""
@@ -161,11 +168,27 @@ class Connection:
             self.flush()
             return events
 
-    def commit(self) -> None:
-        """Tell the producer that the sealed cut is installed."""
+    def commit(self, sealed: Seal) -> None:
+        """Tell the producer that the cut that ``sealed`` ends is installed."""
+        self._committed = sealed
         with self._ending():
             self.machine.commit(time.monotonic())
             self.flush()
+            # its answer says that COMMITTED has arrived
+            self.wire.ping()
+
+    def acknowledge(self, sealed: Seal) -> None:
+        """The same for a cut that came over another connection."""
+        self._committed = sealed
+        with self._ending():
+            self.machine.acknowledge(sealed)
+            self.flush()
+            self.wire.ping()
+
+    @property
+    def unheard(self) -> Seal | None:
+        """The seal whose COMMITTED may not have arrived."""
+        return self._committed if self.wire.ping_pending else None
 
     def abort(self, error: BatonError) -> None:
         """Withdraw the handoff; no memory of it is written from here on."""

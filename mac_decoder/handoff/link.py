@@ -43,13 +43,15 @@ class Rates:
     """Measured rates, moving averages over recent handoffs; 0.0 where nothing was measured.
 
     ``compute_tokens_per_s`` is the producer's prefill, ``wire_bytes_per_s`` the payload rate
-    from first to last frame, ``round_trip_ms`` the last ping.
+    from first to last frame, ``round_trip_ms`` the last ping; ``resumed`` counts connections
+    that were lost while a handoff ran, which went on over another.
     """
 
     compute_tokens_per_s: float = 0.0
     wire_bytes_per_s: float = 0.0
     round_trip_ms: float = 0.0
     handoffs: int = 0
+    resumed: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -89,6 +91,11 @@ class Handoff(Protocol):
     @property
     def phases_ms(self) -> Mapping[str, float]:
         """Milliseconds of ``queue``, ``compute``, ``wire`` and ``verify``, measured apart."""
+        ...
+
+    @property
+    def resumed(self) -> int:
+        """How many connections were lost on the way."""
         ...
 
     @property
@@ -163,5 +170,6 @@ def described(link: Link) -> dict[str, object]:
         "wire_bytes_per_s": round(rates.wire_bytes_per_s),
         "round_trip_ms": round(rates.round_trip_ms, 2),
         "handoffs": rates.handoffs,
+        "resumed": rates.resumed,
         "failures": dict(rates.failures),
     }

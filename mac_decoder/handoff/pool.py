@@ -31,8 +31,8 @@ from protocol.errors import (
     LocalProtocolError,
     TransferError,
 )
-from protocol.handoff import PeerAborted, State
-from protocol.messages import HelloAck
+from protocol.handoff import PeerAborted, Sealed, State
+from protocol.messages import HelloAck, Seal
 from protocol.reasons import REASONS
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ SILENCE_S: Final = 40.0
 _LOOK_S: Final = 0.1
 _ROUND_S: Final = 1.0
 _CLOSE_S: Final = 5.0
+_MOST_OWED: Final = 64
 _RECENT_S: Final = 1.0
 _SLOW_TO_FAIL: Final = frozenset({"connect_timeout", "producer_unreachable", "peer_silent"})
 
@@ -70,7 +71,9 @@ class Pool:
         """VERIFIED or ABORTING: nobody may claim them yet."""
         self._claimed = self._opening = self._lent = 0
         """Connections that others own, that are being opened, that the keeper looks at."""
-        self._orders: deque[tuple[Connection, int, BatonError | None]] = deque()
+        self._orders: deque[tuple[Connection, Sealed, BatonError | None]] = deque()
+        self._owed: deque[Seal] = deque(maxlen=_MOST_OWED)
+        """Seals whose COMMITTED has not arrived, or nobody knows."""
         self._closing = False
         self._broken: BatonError | None = None
         """Set once the keeper has died: nobody looks after connections any more."""
@@ -176,12 +179,13 @@ class Pool:
             self._keep_if_open(connection)
         self._wake()
 
-    def finish(self, connection: Connection, generation: int, error: BatonError | None) -> None:
-        """Have the sealed handoff ``generation`` committed, or aborted for ``error``.
+    def finish(self, connection: Connection, sealed: Sealed, error: BatonError | None) -> None:
+        """Have a sealed handoff committed, or aborted for ``error``.
 
-        Never blocks; does nothing if the handoff has ended otherwise.
+        Never blocks; does nothing if the handoff has ended otherwise. Where its connection was
+        lost, COMMITTED goes over another one.
         """
-        self._orders.append((connection, generation, error))
+        self._orders.append((connection, sealed, error))
         self._wake()
 
     # Opening
@@ -306,15 +310,28 @@ class Pool:
     def _carry_out(self) -> None:
         """COMMITTED or ABORT for the handoffs that the engine is done with."""
         while self._orders:
-            connection, generation, error = self._orders.popleft()
+            connection, sealed, error = self._orders.popleft()
             with self._borrowed(connection) as mine:
-                state = connection.machine.state
+                if connection.closed and error is None:
+                    self._owed.append(sealed.seal)
+                    continue
+                state, generation = connection.machine.state, sealed.begin.generation
                 if not mine or state != State.VERIFIED or connection.generation != generation:
                     continue
                 if error is None:
-                    connection.commit()
+                    connection.commit(sealed.seal)
                 else:
                     connection.abort(error)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """COMMITTED for handoffs whose connection was lost, one connection and one at a time."""
+        with self._changed:
+            free = [each for each in self._parked if each.ready and not each.wire.ping_pending]
+        for connection in free:
+            with self._borrowed(connection) as mine:
+                if mine and self._owed:
+                    connection.acknowledge(self._owed.popleft())
 
     def _look_after(self) -> None:
         with self._changed:
@@ -374,6 +391,8 @@ class Pool:
             self._parked.append(connection)
         elif not connection.closed:
             self._ending.append(connection)
+        elif (seal := connection.unheard) is not None:
+            self._owed.append(seal)
         self._changed.notify_all()
 
 

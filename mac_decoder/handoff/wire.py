@@ -84,6 +84,7 @@ class Wire:
         self._allowance = float(_CONTROL_BURST)
         self._allowance_at = time.monotonic()
         self._ping_sent_at: float | None = None
+        self._pings = 0
         self._until = 0.0
         self.round_trip_s: float | None = None
         self.last_heard = time.monotonic()
@@ -150,7 +151,8 @@ class Wire:
         """Send a ping; its answer sets ``round_trip_s``."""
         if self._protocol.state is OPEN:
             self._ping_sent_at = time.monotonic()
-            self._protocol.send_ping(b"baton")
+            self._pings += 1
+            self._protocol.send_ping(b"%d" % self._pings)
             self._flush()
 
     def receive(self, admit: Admit, text_limit: int) -> bytes | DataFrame | None:
@@ -371,7 +373,7 @@ class Wire:
                     self._texts.append(b"".join(self._fragments))
                     self._fragments = None
                     self._fragment_bytes = 0
-            case Opcode.PONG if self._ping_sent_at is not None:
+            case Opcode.PONG if self._ping_sent_at and frame.data == b"%d" % self._pings:
                 self.round_trip_s = time.monotonic() - self._ping_sent_at
                 self._ping_sent_at = None
             case _:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from gb10_producer.synthetic import Synthetic
 from protocol import frames
-from protocol.errors import BatonError
+from protocol.errors import BatonError, TransferError
 from protocol.handoff import (
     Began,
     DecoderHandoff,
@@ -21,6 +22,7 @@ from protocol.handoff import (
     Outstanding,
     PeerAborted,
     Ready,
+    Reception,
     Released,
     Sealed,
 )
@@ -95,6 +97,7 @@ class Peer:
         self.memory: dict[tuple[int, int], bytearray] = {}
         self.texts: list[bytes] = []
         self.generation = 0
+        self.reception: Reception | None = None
 
     def __enter__(self) -> Peer:
         return self
@@ -124,7 +127,7 @@ class Peer:
             (region.index, region.role): bytearray(b"\xa5" * region.nbytes)
             for region in regions(self.layout, cut, len(tokens))
         }
-        self.machine.start(
+        self.reception = self.machine.start(
             generation=self.generation,
             nonce=os.urandom(32),
             request_id=f"test-{self.generation}",
@@ -174,6 +177,25 @@ class Peer:
     def fetch(self, tokens: Sequence[int], cut: int = 0) -> dict[tuple[int, int], bytes]:
         """A whole handoff: the bytes of every region, after the verified seal."""
         self.start(tokens, cut)
+        return self.complete()
+
+    def vanish(self) -> Peer:
+        """The connection breaks; what was received stays."""
+        self.socket.socket.shutdown(socket.SHUT_RDWR)
+        with suppress(TransferError):
+            self.machine.eof(time.monotonic())
+        return self
+
+    def resume(self, lost: Peer, credit: int = 32) -> None:
+        """Go on with what another peer has lost."""
+        assert lost.reception is not None
+        self.memory, self.reception = lost.memory, lost.reception
+        self.generation = lost.generation
+        self.machine.resume(lost.reception, time.monotonic(), credit)
+        self.flush()
+
+    def complete(self) -> dict[tuple[int, int], bytes]:
+        """The rest of a handoff: the bytes of every region, after the verified seal."""
         self.until(Sealed)
         self.machine.commit(time.monotonic())
         self.flush()

@@ -16,6 +16,7 @@ from gb10_producer.prefill import Emit, Prefiller
 from gb10_producer.server import Server, bind, url_of
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.throttle import Throttle
+from gb10_producer.transfers import Patience
 from gb10_producer.trust import Trust
 from protocol.deadlines import Timing
 from protocol.layout import Layout
@@ -59,6 +60,7 @@ def running(
     timing: Timing | None = None,
     mbps: float | None = None,
     vocabulary: int = 1 << 16,
+    patience: Patience | None = None,
 ) -> Iterator[Running]:
     """Serve rows of ``source`` until the block ends."""
     pool = Pool(pool_bytes)
@@ -75,7 +77,7 @@ def running(
         throttle=Throttle(mbps),
     )
     listener = bind("127.0.0.1", 0)
-    server = Server(listener, offer, device, connections=connections)
+    server = Server(listener, offer, device, connections=connections, patience=patience)
     device.start()
     server.start()
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from gb10_producer.prefill import Rows
 from gb10_producer.synthetic import Synthetic
+from gb10_producer.transfers import Patience
 from gb10_producer.trust import Trust, make_records, server_context
 from protocol.deadlines import Timing
 from protocol.errors import (
@@ -275,8 +276,9 @@ def test_cancelling_in_the_middle_of_the_frames() -> None:
 
 
 def test_a_client_that_vanishes_frees_the_device() -> None:
+    """In the end: until then it may come back (test_transfers.py)."""
     source = Gated()
-    with running(source) as producer:
+    with running(source, patience=Patience(keep_s=0.2)) as producer:
         with Peer(producer.url) as peer:
             peer.handshake().start(range(160))
             assert source.reached.wait(5.0)

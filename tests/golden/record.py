@@ -35,6 +35,25 @@ def exchange() -> Joined:
     return pair
 
 
+def resumed() -> tuple[Joined, Joined]:
+    """A handoff whose connection is lost after three frames, and the one that goes on with it."""
+    pair = Joined(name="lost").connect()
+    pair.request(3, tokens=TOKENS, cut=2, credit=3)
+    pair.flush()
+    pair.deliver(TO_PRODUCER)
+    for _ in range(3):
+        pair.send_frame()
+    pair.flush()
+    while pair.wires[TO_DECODER]:
+        pair.deliver(TO_DECODER)
+    pair.lose()
+    other = pair.again("found")
+    assert other.reception is not None
+    other.decoder.resume(other.reception, other.now, 4)
+    other.settle()
+    return pair, other
+
+
 def written(item: Item) -> dict[str, str]:
     """One item as JSON: text, or header and payload as hexadecimal."""
     if item.text is not None:
@@ -63,6 +82,13 @@ def golden() -> dict[str, Any]:
         },
         "from_decoder": [written(item) for item in pair.record[TO_PRODUCER]],
         "from_producer": [written(item) for item in pair.record[TO_DECODER]],
+        "resumed": [
+            {
+                "from_decoder": [written(item) for item in each.record[TO_PRODUCER]],
+                "from_producer": [written(item) for item in each.record[TO_DECODER]],
+            }
+            for each in resumed()
+        ],
     }
 
 

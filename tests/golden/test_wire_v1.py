@@ -22,6 +22,8 @@ from tests.machines.joined import TO_DECODER, TO_PRODUCER, Item, Joined
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())
 DECODER: list[dict[str, str]] = FROZEN["from_decoder"]
 PRODUCER: list[dict[str, str]] = FROZEN["from_producer"]
+RESUMED: list[dict[str, list[dict[str, str]]]] = FROZEN["resumed"]
+"""What went over the first connection, and over the second."""
 
 
 def item(written: dict[str, str]) -> Item:
@@ -32,10 +34,14 @@ def item(written: dict[str, str]) -> Item:
 
 def texts(kind: str) -> list[str]:
     start = f'{{"type":"{kind}",'
-    return [w["text"] for w in (*DECODER, *PRODUCER) if w.get("text", "").startswith(start)]
+    again = [w for each in RESUMED for part in each.values() for w in part]
+    found = (*DECODER, *PRODUCER, *again)
+    return [w["text"] for w in found if w.get("text", "").startswith(start)]
 
 
-@pytest.mark.parametrize("part", ["version", "inputs", "digests", "from_decoder", "from_producer"])
+@pytest.mark.parametrize(
+    "part", ["version", "inputs", "digests", "from_decoder", "from_producer", "resumed"]
+)
 def test_the_same_inputs_make_the_same_bytes(part: str) -> None:
     assert json.loads(json.dumps(golden()[part])) == FROZEN[part]
 
@@ -88,7 +94,7 @@ def test_a_stranger_can_compute_every_digest_and_mac() -> None:
         return base64.b64decode(json.loads(text)[field])
 
     hello, ack = texts("hello")[0].encode(), texts("hello_ack")[0].encode()
-    of_decoder, of_producer = texts("proof")
+    of_decoder, of_producer, *_ = texts("proof")
     assert value(of_decoder, "mac") == mac(b"baton proof decoder 1", hello, ack, b"", b"")
     assert value(of_producer, "mac") == mac(b"baton proof producer 1", hello, ack, b"", b"")
 
@@ -115,6 +121,9 @@ def test_a_stranger_can_compute_every_digest_and_mac() -> None:
     assert value(seal, "mac") == sealed
     answer = mac(b"baton committed 1", value(seal, "transfer"), sealed)
     assert value(texts("committed")[0], "mac") == answer
+
+    asked = next(w["text"].encode() for w in RESUMED[0]["from_decoder"] if "prefill" in w["text"])
+    assert value(texts("resume")[0], "prefill") == hashlib.sha256(asked).digest()
 
     components = [text.encode() for text in inputs["identity"].values()]
     identity = hashlib.sha256(prefixed(b"baton identity 1", *components)).hexdigest()

@@ -22,11 +22,15 @@ from protocol.handoff import (
     Began,
     Committed,
     DecoderHandoff,
+    Interrupted,
+    Late,
     Outstanding,
     PeerAborted,
     ProducerHandoff,
+    Reception,
     Requested,
     Sealed,
+    Sending,
     State,
 )
 from protocol.identity import Identity
@@ -39,8 +43,10 @@ from protocol.layout import (
     StateArray,
     regions,
 )
-from protocol.messages import Limits, Recipe
+from protocol.messages import Committed as CommittedMessage
+from protocol.messages import Limits, Recipe, Resume
 from protocol.pairing import Pairing, PinnedCertificates
+from protocol.reasons import refusal
 
 LAYOUT = Layout(
     (
@@ -145,6 +151,10 @@ class Joined:
         self.seed = 0
         self.auto_begin = True
         self.auto_commit = True
+        self.reception: Reception | None = None
+        self.kept: Sending | None = None
+        """What the producer's shell keeps of a lost connection."""
+        self.kept_from = 0
         self._produced: dict[tuple[int, int], bytes] = {}
 
     # the wire
@@ -237,6 +247,29 @@ class Joined:
                     self.producer.release(self.now)
                 case Requested() if self.auto_begin:
                     self.begin()
+                case Interrupted(resume):
+                    self._resume(resume)
+                case Late(committed):
+                    self._take_late(committed)
+
+    def _resume(self, resume: Resume) -> None:
+        try:
+            if self.kept is None:
+                raise refusal("transfer_unknown", "nothing is kept")
+            self.kept.require_resumable(resume, self.kept_from)
+        except BatonError as error:
+            self.producer.abort(error, self.now)
+            return
+        self.producer.resume(self.kept, self.now)
+        if self.kept.begin is None and self.auto_begin:
+            self.begin()
+
+    def _take_late(self, committed: CommittedMessage) -> None:
+        if self.kept is None:
+            return  # it was installed before
+        self.kept.require_committed(PAIRING, committed)
+        self.committed.append(self.kept.generation)
+        self.kept = None
 
     def begin(self, cut: int | None = None) -> None:
         """The producer announces its handoff."""
@@ -317,7 +350,7 @@ class Joined:
         **options: object,
     ) -> None:
         """The decoder asks; nothing is delivered yet."""
-        self.decoder.start(
+        self.reception = self.decoder.start(
             generation=generation,
             nonce=nonce_of("request", generation),
             request_id=f"r{generation}",
@@ -331,6 +364,22 @@ class Joined:
         """A whole handoff, as far as it gets."""
         self.request(generation, **options)  # type: ignore[arg-type]
         self.settle()
+
+    def lose(self) -> None:
+        """The connection breaks: what is on the wires is gone, both shells keep what they had."""
+        self.kept = self.producer.sending or self.kept
+        for wire in self.wires.values():
+            wire.clear()
+        for direction, machine in ((TO_DECODER, self.decoder), (TO_PRODUCER, self.producer)):
+            self.attempt(direction, partial(machine.eof, self.now))
+
+    def again(self, name: str) -> Joined:
+        """Another connection between the same two, proven; both shells bring what they kept."""
+        other = Joined(outstanding=self.outstanding, limits=LIMITS, name=name).connect()
+        other.now, other.seed = self.now, self.seed
+        other.reception, other.kept = self.reception, self.kept
+        other.shadow, other._produced = self.shadow, self._produced
+        return other
 
     def expected(self, end: int = 9, cut: int = 0) -> dict[tuple[int, int], bytes]:
         """What a handoff over ``[cut, end)`` must have installed."""

@@ -172,15 +172,15 @@ def test_nothing_of_the_prompt_outlives_its_handoff() -> None:
     pair.handoff(tokens=[77] * 9)
     for machine in (pair.decoder, pair.producer):
         assert (77).to_bytes(4, "little") * 9 not in repr(vars(machine)).encode()
-        assert machine._prefill is None
-        assert machine._raw_prefill == b""
+    assert pair.decoder._reception is None
+    assert pair.producer.sending is None
 
 
 def test_no_repr_shows_tokens_or_keys() -> None:
     pair = Joined().connect()
     pair.auto_begin = False
     pair.handoff(tokens=[0x41414141] * 9)
-    shown = repr(pair.events) + repr(vars(pair.producer)["_prefill"]) + repr(pair.decoder._pairing)
+    shown = repr(pair.events) + repr(pair.producer.sending) + repr(pair.decoder._pairing)
     assert "AAAA" not in shown
     assert repr(bytes(range(32)))[2:-1] not in shown
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from protocol.errors import Cancelled, CapacityError
+from protocol.errors import BatonError, Cancelled, CapacityError
 from protocol.events import Event, PeerAborted, Requested, Sealed
-from protocol.handoff import Outstanding, State
+from protocol.handoff import Outstanding, Reception, State
+from protocol.messages import Seal
 from protocol.reasons import REASONS
 from protocol.states import DECODER, PRODUCER
 from tests.machines.joined import TO_DECODER, TO_PRODUCER, Item, Joined, content
@@ -44,6 +44,8 @@ class Walk(RuleBasedStateMachine):
         self.pair = pair = Joined(outstanding=self.outstanding, name=str(self.connections))
         pair.late_digests = deque()
         pair.seed = self.connections
+        self.unfinished: Reception | None = None
+        self.owed: Seal | None = None
         pair.on_decoder = self.on_decoder  # type: ignore[method-assign]
         pair.on_producer = self.on_producer  # type: ignore[method-assign]
         self.requested = False
@@ -81,6 +83,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.may(TO_DECODER, "start"))
     @rule(end=st.integers(1, 12), data=st.data(), credit=st.integers(1, 5))
     def ask(self, end: int, data: st.DataObject, credit: int) -> None:
+        self.give_up_what_was_lost()
         cut = data.draw(st.integers(0, end - 1))
         or_full = data.draw(st.booleans())
         self.generation += data.draw(st.integers(1, 3))
@@ -88,6 +91,27 @@ class Walk(RuleBasedStateMachine):
         self.pair.request(
             self.generation, tokens=range(end), cut=cut, credit=credit, or_full=or_full
         )
+
+    def give_up_what_was_lost(self) -> None:
+        if self.unfinished is not None:
+            self.unfinished.withdraw()
+            self.unfinished = None
+
+    @precondition(lambda self: self.unfinished and self.may(TO_DECODER, "resume"))
+    @rule(credit=st.integers(1, 5))
+    def go_on(self, credit: int) -> None:
+        assert self.unfinished is not None
+        event("resumed")
+        self.pair.decoder.resume(self.unfinished, self.pair.now, credit)
+        self.unfinished = None
+
+    @precondition(lambda self: self.owed and self.may(TO_DECODER, "acknowledge"))
+    @rule()
+    def acknowledge(self) -> None:
+        assert self.owed is not None
+        event("acknowledged late")
+        self.pair.decoder.acknowledge(self.owed)
+        self.owed = None
 
     @precondition(lambda self: self.pair.late_digests)
     @rule()
@@ -100,6 +124,10 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.sealed and self.may(TO_DECODER, "commit"))
     @rule()
     def install(self) -> None:
+        self.take_over()
+        self.pair.decoder.commit(self.pair.now)
+
+    def take_over(self) -> None:
         assert self.sealed is not None
         begin = self.sealed.begin
         cut, end = self.asked[begin.generation]
@@ -112,7 +140,6 @@ class Walk(RuleBasedStateMachine):
         self.installs += 1
         event("installed")
         self.sealed = None
-        self.pair.decoder.commit(self.pair.now)
 
     @precondition(lambda self: self.may(TO_DECODER, "abort"))
     @rule()
@@ -142,9 +169,9 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.may(TO_PRODUCER, "progress"))
     @rule(done=st.integers(0, 12))
     def progress(self, done: int) -> None:
-        prefill = self.pair.producer._prefill
-        assert prefill is not None
-        self.pair.producer.progress(min(done, len(prefill.tokens) // 4), self.pair.now)
+        sending = self.pair.producer.sending
+        assert sending is not None
+        self.pair.producer.progress(min(done, sending.end), self.pair.now)
 
     @precondition(lambda self: self.may(TO_PRODUCER, "abort"))
     @rule()
@@ -205,23 +232,48 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def lose_the_connection(self) -> None:
-        for direction, machine in (
-            (TO_DECODER, self.pair.decoder),
-            (TO_PRODUCER, self.pair.producer),
-        ):
-            self.pair.attempt(direction, partial(machine.eof, self.pair.now))
+        old = self.pair
+        under_way = old.decoder.state in (
+            State.RESUMING,
+            State.REQUESTED,
+            State.RECEIVING,
+            State.SEALING,
+        )
+        unfinished = (old.decoder._reception if under_way else None) or self.unfinished
+        owed = None
+        if self.sealed is not None:
+            owed = self.sealed.seal
+            self.take_over()
+        kept = old.producer.sending or old.kept
+        old.lose()
+        waiting, requested = list(old.late_digests or ()), self.requested
         self.reconnect()
+        self.pair.kept, self.pair.seed = kept, old.seed
+        self.pair.shadow, self.pair._produced = old.shadow, old._produced
+        self.owed = owed
+        self.requested = requested and kept is not None and kept.begin is None
+        if unfinished is not None:
+            self.unfinished = unfinished
+            self.corrupted.discard(unfinished.generation)
+            try:
+                for sequence, digest in waiting:
+                    unfinished.digested(sequence, digest)
+            except BatonError:
+                self.give_up_what_was_lost()
 
     @precondition(lambda self: State.CLOSED in (self.pair.decoder.state, self.pair.producer.state))
     @rule()
     def connect_again(self) -> None:
         self.pair.decoder.shut(Cancelled("reconnecting"))
+        self.give_up_what_was_lost()
         self.reconnect()
 
     @rule(rounds=st.integers(1, 12))
     def cooperate(self, rounds: int) -> None:
         """Both shells and the link do their work for a while, so that walks get somewhere."""
         for _ in range(rounds):
+            if self.unfinished and self.may(TO_DECODER, "resume"):
+                self.go_on(credit=4)
             if self.requested and self.may(TO_PRODUCER, "begin"):
                 self.begin(full=False)
             if self.may(TO_PRODUCER, "frame"):
@@ -245,7 +297,7 @@ class Walk(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         decoder, producer = self.pair.decoder, self.pair.producer
         assert len(self.outstanding) <= 1
-        assert len(decoder._pending) <= 5
+        assert decoder._reception is None or decoder._reception.pending <= 5
         assert len(producer._taken) <= 5
         assert len(decoder._queue) <= 64
         assert len(producer._queue) <= 64
@@ -264,6 +316,7 @@ class Walk(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened, the next request on a new connection is fine."""
         self.pair.decoder.shut(Cancelled("reconnecting"))
+        self.give_up_what_was_lost()
         pair = Joined(outstanding=self.outstanding, name="last").connect()
         pair.handoff(self.generation + 1)
         assert pair.installed == [pair.expected()]

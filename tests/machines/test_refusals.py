@@ -30,6 +30,7 @@ from protocol.messages import (
     Message,
     Prefill,
     Progress,
+    Resumed,
     Seal,
 )
 from protocol.pairing import Pairing, PinnedCertificates
@@ -172,7 +173,7 @@ def _tokens_that_are_not_whole() -> Joined:
 
 @provokes("message_unknown")
 def _message_of_tomorrow() -> Joined:
-    return rewritten(Begin, lambda _: b'{"type":"resume","transfer":"","next":4}')
+    return rewritten(Begin, lambda _: b'{"type":"rewind","transfer":"","next":4}')
 
 
 @provokes("message_not_canonical")
@@ -399,6 +400,21 @@ def _credit_without_end() -> Joined:
     return pair
 
 
+@provokes("offset_differs")
+def _another_offset_than_asked_for() -> Joined:
+    pair = Joined(name="first").connect()
+    pair.request()
+    pair.flush()
+    pair.deliver(TO_PRODUCER)
+    pair.lose()
+    other = pair.again("second")
+    assert other.reception is not None
+    other.decoder.resume(other.reception, other.now)
+    other.wires[TO_DECODER].append(Item(messages.encode(Resumed(generation=1, next=1))))
+    other.deliver(TO_DECODER)
+    return other
+
+
 @provokes("generation_used", TO_PRODUCER)
 def _request_again() -> Joined:
     pair = Joined().connect()
@@ -579,8 +595,8 @@ def _tile_that_makes_endless_frames() -> Joined:
     end = 10_000
     pair.request(tokens=range(end))
     pair.settle()
-    prefill = pair.producer._prefill
-    assert prefill is not None
+    assert pair.producer.sending is not None
+    prefill = pair.producer.sending.prefill
     begin = Begin(
         generation=1,
         nonce=prefill.nonce,
@@ -848,8 +864,12 @@ SHELLS = {
     "memory_exceeded",
     "producer_stopping",
     "engine_fault",
+    "transfer_unknown",
+    "transfer_expired",
+    "transfer_committed",
+    "resume_differs",
 }
-"""Reasons that shells give to ``abort``; test_endings sends them across."""
+"""Reasons that shells give to ``abort``; test_endings and test_resume send them across."""
 
 LOCAL = {"layout_not_carriable"}
 """Refused when a machine is made: tests/protocol/test_manifest.py."""
@@ -870,8 +890,7 @@ def test_the_lie_is_refused_by_its_name(reason: str, direction: str, provoke: Pr
     assert machine.state is State.CLOSED
     assert machine.deadline() is None
     if direction == TO_DECODER:
-        assert len(pair.decoder._pending) == 0
-        assert pair.decoder._prefill is None
+        assert pair.decoder._reception is None
 
 
 def test_both_sides_give_the_same_reason() -> None:

@@ -99,7 +99,7 @@ def test_arbitrary_json_is_refused(value: object) -> None:
         (b'{"type":"\xff"}', "message_malformed"),
         (b"[" * 10_000, "message_malformed"),
         (b'{"type":"hello","x":' + b"[" * 10_000, "message_malformed"),
-        (b'{"type":"resume"}', "message_unknown"),
+        (b'{"type":"rewind"}', "message_unknown"),
         (b'{"type":"Hello"}', "message_unknown"),
         (b'{"type":"hello","version":2,"new":[]}', "version_unsupported"),
         (b'{"type":"hello","version":0}', "version_unsupported"),
@@ -158,6 +158,8 @@ def test_every_message_has_its_tag() -> None:
         "credit",
         "seal",
         "committed",
+        "resume",
+        "resumed",
         "abort",
         "aborted",
     ]

@@ -22,9 +22,14 @@ MODULES = (
     "messages",
     "outstanding",
     "producer_machine",
+    "reception",
     "seal",
+    "sending",
 )
-SHELLS = {"queue_full", "memory_exceeded", "producer_stopping", "capacity_exceeded", "cancelled"}
+SHELLS = {
+    *("queue_full", "memory_exceeded", "producer_stopping", "capacity_exceeded", "cancelled"),
+    *("transfer_unknown", "transfer_expired", "transfer_committed"),
+}
 """Reasons that machines do not give themselves, but carry."""
 
 

@@ -49,7 +49,9 @@ def test_whatever_may_be_aborted_here_may_be_aborted_there(table: Transitions) -
 
 def test_each_side_receives_what_the_other_sends() -> None:
     to_decoder = {"HELLO_ACK", "PROOF", "BEGIN", "PROGRESS", "FRAME", "SEAL", "ABORT", "ABORTED"}
+    to_decoder.add("RESUMED")
     to_producer = {"HELLO", "PROOF", "PREFILL", "CREDIT", "COMMITTED", "ABORT", "ABORTED"}
+    to_producer.add("RESUME")
     assert {trigger for _, trigger in DECODER if trigger.isupper()} == to_decoder
     assert {trigger for _, trigger in PRODUCER if trigger.isupper()} == to_producer
     assert to_decoder | to_producer == RECEIVED

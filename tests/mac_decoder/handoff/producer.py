@@ -27,6 +27,8 @@ from protocol.frames import digest
 from protocol.handoff import (
     Committed,
     Event,
+    Interrupted,
+    Late,
     PeerAborted,
     ProducerHandoff,
     Requested,
@@ -44,6 +46,7 @@ from protocol.layout import (
 )
 from protocol.messages import Limits, Recipe
 from protocol.pairing import Pairing, PinnedCertificates
+from protocol.reasons import refusal
 
 KEY = bytes(range(32))
 TILE = 16
@@ -213,8 +216,11 @@ class Peer:
                 if isinstance(event, PeerAborted):
                     self.machine.release(time.monotonic())
                     self.owner.seen.append(event)
-                if isinstance(event, Committed):
+                if isinstance(event, Committed | Late):
                     self.owner.seen.append(event)
+                if isinstance(event, Interrupted):  # this one keeps nothing
+                    unknown = refusal("transfer_unknown", "nothing is kept")
+                    self.machine.abort(unknown, time.monotonic())
 
     def await_request(self) -> Requested:
         while True:

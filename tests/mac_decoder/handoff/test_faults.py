@@ -79,7 +79,9 @@ def test_the_stream_cut_at_many_offsets(producer, link):
     offsets = sorted({0, 1, 2, total - 1, *random.Random(1).sample(range(total), 40)})
     for offset in offsets:
         producer.fault = Fault(cut_at=offset)
-        assert failing(link).reason == "connection_lost"
+        # Before its BEGIN a handoff is asked for anew, until that is in vain.
+        begun = offset > 200
+        assert failing(link).reason in ("transfer_unknown", "connection_lost")[not begun :]
         producer.fault = Fault()
         works(link)
 
@@ -305,7 +307,9 @@ def test_a_seal_of_another_key_or_request(producer, link):
     def forged(peer: Peer, request: Requested) -> None:
         peer.begin()
         peer.frames()
-        peer.machine._raw_prefill = peer.machine._raw_prefill.replace(b'"cut":0', b'"cut":1')
+        sending = peer.machine.sending
+        assert sending is not None
+        sending._raw = sending._raw.replace(b'"cut":0', b'"cut":1')
         peer.seal()
         peer.await_request()
 

@@ -1,0 +1,265 @@
+"""Handoffs that outlive their connection: which are under way, which wait for a RESUME.
+
+A transfer is *served* by one connection or *kept* for a while after that was lost: unsealed,
+so that its job goes on, and sealed, until its COMMITTED comes. What is kept longer than was
+said, or stands in others' way, is let go; what became of a transfer is remembered for a while,
+so that every RESUME gets a true answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gb10_producer.device import Device, Ticket
+from protocol.errors import BatonError
+from protocol.handoff import Sending
+from protocol.messages import Committed, Resume
+from protocol.pairing import Pairing
+from protocol.reasons import differs, refusal
+
+log = logging.getLogger(__name__)
+
+REMEMBERED: Final = 1024
+"""Transfers of which it is remembered how they ended."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long and how many transfers wait for their RESUME.
+
+    ``keep_s`` in seconds; ``in_the_way_s`` the same while another request waits for the device,
+    or for memory, that one of them holds. ``most``: beyond that the longest lost goes.
+    """
+
+    keep_s: float = 30.0
+    in_the_way_s: float = 3.0
+    most: int = 8
+
+
+class Server(Protocol):
+    """The connection that serves a transfer."""
+
+    def give_up(self) -> None:
+        """Let go of the transfer, soon: another connection goes on with it. Any thread."""
+        ...
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A request that was accepted, until it is installed, withdrawn or let go.
+
+    Touched by the thread of the connection that serves it alone, but for what
+    :class:`Transfers` holds of it.
+    """
+
+    sending: Sending
+    ticket: Ticket
+    server: Server | None
+    name: bytes
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    """(frame, item of the backlog that has it), of frames that may be asked for again."""
+    lost_at: float = 0.0
+    wanted: Callable[[], None] | None = None
+    """Wakes the connection that waits for this transfer."""
+
+    def acknowledge(self, frame: int) -> None:
+        """Frames below ``frame`` have arrived: their rows need not be kept."""
+        item = None
+        while self.marks and self.marks[0][0] < frame:
+            item = self.marks.popleft()[1]
+        if item is not None:
+            self.ticket.reader.pass_to(self.marks[0][1] if self.marks else item)
+
+    def rewind(self, frame: int) -> None:
+        """Go back to where ``frame`` can be sent again. Raises ``offset_differs``."""
+        reader = self.ticket.reader
+        item = next((item for sequence, item in self.marks if sequence >= frame), None)
+        if item is None:
+            # all that was sent has arrived
+            item = self.marks[-1][1] if self.marks else reader.position
+        if not reader.rewind(item):
+            first = reader.first()
+            kept = (sequence for sequence, item in self.marks if item >= first)
+            lowest = next(kept, self.sending.framed)
+            raise differs("offset_differs", "next", frame, f"{lowest} to {self.sending.framed}")
+        self.marks.clear()
+
+
+class Transfers:
+    """All transfers of one producer. Methods may be called from any thread."""
+
+    def __init__(self, device: Device, patience: Patience | None = None) -> None:
+        self._device = device
+        self._patience = patience or Patience()
+        self._lock = threading.Lock()
+        self._known: dict[bytes, Transfer] = {}
+        self._ended: OrderedDict[bytes, str] = OrderedDict()
+        self.counts: Counter[str] = Counter()
+        """Resumed and committed late; refused, by reason; let go."""
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._known)
+
+    @property
+    def kept(self) -> int:
+        """Transfers that wait for a RESUME."""
+        with self._lock:
+            return sum(transfer.server is None for transfer in self._known.values())
+
+    def add(self, sending: Sending, ticket: Ticket, server: Server) -> Transfer:
+        """A request was accepted, and ``server`` serves it."""
+        transfer = Transfer(sending, ticket, server, sending.name)
+        with self._lock:
+            self._known[transfer.name] = transfer
+        return transfer
+
+    def let_go(self, transfer: Transfer, now: float) -> None:
+        """Its connection was lost: keep it for a while, and no more than some."""
+        with self._lock:
+            transfer.server, transfer.lost_at = None, now
+            kept = [known for known in self._known.values() if known.server is None]
+            wanted, transfer.wanted = transfer.wanted, None
+        kept.sort(key=lambda each: each.lost_at)
+        for oldest in kept[: max(0, len(kept) - self._patience.most)]:
+            self.end(oldest, "transfer_expired")
+        if wanted is not None:
+            wanted()
+
+    def end(self, transfer: Transfer, how: str) -> None:
+        """It is over: free what it holds, and remember ``how``, a reason, for a late RESUME."""
+        with self._lock:
+            if self._known.pop(transfer.name, None) is None:
+                return
+            begin = transfer.sending.begin
+            for name in (transfer.name, begin and begin.transfer):
+                if name:
+                    self._ended[name] = how
+            while len(self._ended) > REMEMBERED:
+                self._ended.popitem(last=False)
+            if how == "transfer_expired":
+                self.counts["let_go"] += 1
+            wanted, transfer.wanted = transfer.wanted, None
+        self._device.withdraw(transfer.ticket)
+        if wanted is not None:
+            wanted()
+
+    def claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
+        """The transfer that ``resume`` names, which ``server`` serves from now on.
+
+        ``None`` while another connection still lets go of it: ``wake`` is called when to ask
+        again. Raises TransferError ``transfer_unknown``, ``transfer_expired``,
+        ``transfer_committed``, ``offset_differs``, PeerProtocolError ``resume_differs``.
+        """
+        try:
+            return self._claim(resume, server, wake)
+        except BatonError as error:
+            with self._lock:
+                self.counts[error.reason] += 1
+            raise
+
+    def _claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
+        with self._lock:
+            transfer = self._find(resume)
+            transfer.sending.require_resumable(resume, 0)
+            if transfer.server is not None:
+                transfer.wanted = wake
+                transfer.server.give_up()
+                return None
+            transfer.server = server
+        try:
+            transfer.rewind(resume.next)
+        except BatonError:
+            self.end(transfer, "transfer_expired")
+            raise
+        with self._lock:
+            self.counts["resumed"] += 1
+        return transfer
+
+    def _find(self, resume: Resume) -> Transfer:
+        transfer = self._known.get(resume.prefill)
+        if transfer is not None:
+            return transfer
+        for known in self._known.values():
+            begin = known.sending.begin
+            if begin is not None and begin.transfer == resume.transfer:
+                raise refusal("resume_differs", "RESUME names another request", field="prefill")
+        how = self._ended.get(resume.prefill, "transfer_unknown")
+        raise refusal(how, "there is nothing to resume", field="prefill")
+
+    def commit(self, committed: Committed, pairing: Pairing) -> int:
+        """A COMMITTED that came by another connection; returns the handoff's generation.
+
+        Raises ``transfer_committed`` for one that was taken before, ``transfer_unknown``,
+        ``transfer_expired``, and IntegrityError ``commit_differs``.
+        """
+        try:
+            with self._lock:
+                transfer = self._sealed(committed)
+            transfer.sending.require_committed(pairing, committed)
+        except BatonError as error:
+            with self._lock:
+                self.counts[error.reason] += 1
+            raise
+        with self._lock:
+            self.counts["committed_late"] += 1
+        self.end(transfer, "transfer_committed")
+        return transfer.sending.generation
+
+    def _sealed(self, committed: Committed) -> Transfer:
+        for known in self._known.values():
+            begin = known.sending.begin
+            if begin is not None and begin.transfer == committed.transfer:
+                return known
+        how = self._ended.get(committed.transfer, "transfer_unknown")
+        raise refusal(how, "there is nothing to commit", field="transfer")
+
+    def sweep(self, now: float) -> None:
+        """Let go of what nobody resumed in time, or what is in others' way."""
+        with self._lock:
+            kept = [known for known in self._known.values() if known.server is None]
+        for transfer in kept:
+            waited = now - transfer.lost_at
+            in_the_way = self._device.waits_for(transfer.ticket)
+            failed = transfer.ticket.error is not None
+            patience = self._patience
+            late = waited >= (patience.in_the_way_s if in_the_way else patience.keep_s)
+            if (failed or late) and self._still_kept(transfer):
+                log.info(
+                    "transfer let go",
+                    extra={
+                        "generation": transfer.sending.generation,
+                        "waited_s": round(waited, 1),
+                        "in_the_way": in_the_way,
+                    },
+                )
+                self.end(transfer, "transfer_expired")
+
+    def _still_kept(self, transfer: Transfer) -> bool:
+        with self._lock:
+            if transfer.server is None:
+                transfer.server = _NOBODY
+                return True
+            return False
+
+    def close(self) -> None:
+        """The producer stops: nothing is kept."""
+        with self._lock:
+            kept = [known for known in self._known.values() if known.server is None]
+        for transfer in kept:
+            self.end(transfer, "transfer_expired")
+
+
+class _Nobody(Server):
+    """Serves what is about to be let go."""
+
+    def give_up(self) -> None:
+        """It is given up already."""
+
+
+_NOBODY: Final = _Nobody()
