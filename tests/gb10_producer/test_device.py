@@ -14,7 +14,9 @@ from gb10_producer.device import Device, Ticket, Work
 from gb10_producer.memory import Ledger, floor_bytes, prefill_bytes
 from gb10_producer.prefill import Tokens
 from gb10_producer.synthetic import Synthetic
-from tests.gb10_producer.peer import MIXED
+from protocol.handoff import Sealed
+from tests.gb10_producer import producer
+from tests.gb10_producer.peer import MIXED, Peer
 from tests.gb10_producer.producer import Gated, wait_until
 
 END = 60
@@ -138,3 +140,14 @@ def test_room_is_made_until_there_is_none_to_make() -> None:
         assert asked == [50, 20]
         assert ledger.reserved == 80
     assert ledger.reserved == 0
+
+
+@pytest.mark.parametrize("cut", [0, 16, 59])
+def test_the_manifest_says_what_is_computed(cut: int) -> None:
+    source = Recalling(48, Ledger(1 << 30))
+    with producer.running(source) as it, Peer(it.url) as peer:
+        peer.handshake().start(range(END), cut)
+        begin = peer.begun().begin
+        assert (begin.cut, begin.end, begin.computed_tokens) == (cut, END, END - 48)
+        source.gate.set()
+        peer.until(Sealed)
