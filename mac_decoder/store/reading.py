@@ -16,7 +16,6 @@ from typing import Final
 
 from mac_decoder.reuse.cut import REST, Piece, Place, block_sizes
 from mac_decoder.store.access import CHUNK, Access, Effort, File, Source, fault, named
-from mac_decoder.store.container import malformed
 from mac_decoder.store.files import Disk
 from mac_decoder.store.manifest import (
     BLOCK_FORMAT,
@@ -65,14 +64,6 @@ class Reader:
     def key_number(self) -> str:
         """The public number of the store key."""
         return self._keys.number
-
-    def claimed_position(self, path: str) -> int:
-        """The position that a cut file's header claims; nothing is authenticated yet."""
-        with self._access.opened(path) as file, named(path):
-            claim = self._access.header(file, CUT_FORMAT).metadata.get("position", "")
-            if not claim.isdecimal():
-                raise malformed("position")
-            return int(claim)
 
     def check_block(self, path: str) -> None:
         """Look at a block file's header: format, key and length, no rows."""

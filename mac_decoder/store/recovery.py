@@ -8,8 +8,8 @@ after their manifest proved authentic.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -53,10 +53,21 @@ def recover(
     made = Recovered(Ledger(), dict(content.spaces))
     made.ledger.index_nbytes = index_nbytes
     recovery = _Recovery(reader, files, made)
+    recovery.read_unknown(content)
     recovery.take_index(content)
     recovery.adopt()
     recovery.sort_out()
     return made
+
+
+class _Unknown(NamedTuple):
+    """A cut's file that the index does not know."""
+
+    path: str
+    name: bytes
+    position: int
+    complete: bool
+    modified_ns: int
 
 
 @dataclass
@@ -64,6 +75,42 @@ class _Recovery:
     reader: Reader
     files: dict[str, Found]
     made: Recovered
+    unknown: dict[bytes, _Unknown] = field(default_factory=dict)
+
+    def read_unknown(self, content: Content) -> None:
+        """Cut files that the index does not know, the best one of each name.
+
+        A crash can undo that a cut's former file was deleted. The one that was published last
+        is whole, and newer than what the index may still say.
+        """
+        rows = {names.cut_path(row.file): row for row in content.cuts}
+        for path in list(self.files):
+            known = path in rows and self._is_there(path, rows[path].nbytes)
+            if known or names.digest_of_path(path, names.CUTS) is None:
+                continue
+            try:
+                manifest = self.reader.manifest(path)
+            except IntegrityError as error:
+                self._note(path, _BY_REASON.get(error.reason, "malformed"))
+                continue
+            blocks = map(names.block_path, manifest.files)
+            complete = all(block in self.files for block in blocks)
+            name, modified_ns = manifest.name, self.files[path].modified_ns
+            found = _Unknown(path, name, manifest.position, complete, modified_ns)
+            other = self.unknown.get(name)
+            if other is None or _better(found, other):
+                self.unknown[name] = found
+            if other is not None:
+                worse = other if self.unknown[name] is found else found
+                self._note(worse.path, "duplicate")
+        for path, row in rows.items():
+            other = self.unknown.get(row.name)
+            if other is None or not self._is_there(path, row.nbytes):
+                continue
+            if other.complete and other.modified_ns > self.files[path].modified_ns:
+                self._note(path, "duplicate")
+            else:
+                self._note(self.unknown.pop(row.name).path, "duplicate")
 
     def take_index(self, content: Content) -> None:
         """Nodes and cuts of the index whose files are there at their size."""
@@ -94,31 +141,22 @@ class _Recovery:
 
     def adopt(self) -> None:
         """Cut files that the index does not know, shortest first, so that each finds its parent."""
-        ledger = self.made.ledger
-        order: list[tuple[int, str]] = []
-        for path in list(self.files):
-            if names.digest_of_path(path, names.CUTS) is not None:
-                try:
-                    order.append((self.reader.claimed_position(path), path))
-                except IntegrityError as error:
-                    self._note(path, _BY_REASON.get(error.reason, "malformed"))
-        adopted: list[tuple[int, Cut]] = []
-        for _position, path in sorted(order):
+        adopted: list[tuple[int, bytes]] = []
+        for unknown in sorted(self.unknown.values(), key=lambda each: each.position):
             try:
-                manifest = self.reader.manifest(path)
+                # Read again: with all manifests at once, memory would grow with the directory.
+                manifest = self.reader.manifest(unknown.path)
             except IntegrityError as error:
-                self._note(path, _BY_REASON.get(error.reason, "malformed"))
+                self._note(unknown.path, _BY_REASON.get(error.reason, "malformed"))
                 continue
-            if manifest.name in ledger.cuts:
-                self._note(path, "duplicate")
-                continue
-            found = self.files.pop(path)
-            adopted.append((found.modified_ns, self._adopt(manifest, path)))
-        for _modified, cut in sorted(adopted, key=lambda entry: entry[0]):
-            ledger.touch(cut)
+            del self.files[unknown.path]
+            self._adopt(manifest, unknown.path)
+            adopted.append((unknown.modified_ns, manifest.name))
+        for _modified, name in sorted(adopted):
+            self.made.ledger.touch(self.made.ledger.cuts[name])
         self.made.adopted = len(adopted)
 
-    def _adopt(self, manifest: Manifest, path: str) -> Cut:
+    def _adopt(self, manifest: Manifest, path: str) -> None:
         ledger = self.made.ledger
         sizes = sum(tensor.nbytes for tensor in block_tensors(manifest.layout).values())
         node: Node | None = None
@@ -144,7 +182,6 @@ class _Recovery:
             cut.withheld = "incomplete"
         identity = msgspec.json.encode(manifest.identity).decode("ascii")
         self.made.spaces.setdefault(manifest.space, identity)
-        return cut
 
     def sort_out(self) -> None:
         """Everything else, by kind."""
@@ -198,6 +235,11 @@ class _Recovery:
     def _note(self, path: str, kind: Kind) -> None:
         entry = self.files.pop(path)
         self.made.ledger.other[path] = Other(kind, entry.nbytes)
+
+
+def _better(one: _Unknown, other: _Unknown) -> bool:
+    """Whether ``one`` is whole where ``other`` is not, or as whole and newer."""
+    return (one.complete, one.modified_ns) > (other.complete, other.modified_ns)
 
 
 def difference(content: Content, made: Recovered) -> list[Change]:

@@ -32,6 +32,10 @@ LAYOUT = Layout((FullLayer(0, 2, 64, 64, "float32"), SlidingLayer(1, 1, 4, 4, "f
 """1 KiB a row of the full layer: a few hundred cuts fill the cap, so that deletions run too."""
 
 
+END = "."
+"""Ends every line of the ledger that is whole."""
+
+
 def text(seed: int, length: int) -> list[int]:
     """Conversations in groups of four that share a beginning."""
     return conversation(length, seed, shared=256) if seed % 4 else conversation(length, seed)
@@ -41,8 +45,10 @@ def acknowledged(ledger: Path) -> dict[bytes, tuple[int, int]]:
     """Cuts of whole lines: published, and not announced as deleted since."""
     held: dict[bytes, tuple[int, int]] = {}
     files: dict[str, bytes] = {}
-    for line in ledger.read_text().split("\n")[:-1]:
-        kind, *rest = line.split()
+    for line in ledger.read_text().split("\n"):
+        kind, *rest = line.split() or [""]
+        if not rest or rest.pop() != END:
+            continue  # its writer was killed before it was whole, and told nobody
         if kind == "published":
             name = bytes.fromhex(rest[0])
             held[name] = (int(rest[2]), int(rest[3]))
@@ -58,12 +64,13 @@ def live(directory: Path, ledger: Path, seed: int, ready: int) -> None:
     book = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(*words: object) -> None:
-        os.write(book, (" ".join(map(str, words)) + "\n").encode())
+        os.write(book, (" ".join(map(str, (*words, END))) + "\n").encode())
 
     def heard(event: Event) -> None:
         if isinstance(event, Deleting):
             note("deleting", event.path)
 
+    os.write(book, b"\n")  # the last life may have been killed in the middle of a line
     known = acknowledged(ledger)
     store = Store.open(directory, KEY, MIN_CAP, 0, listener=heard)
     # Start-up may make room: what it announced is not promised any more.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import random
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -237,6 +237,14 @@ class SimulatedDisk:
         """Replace a file's bytes, durably, behind the store's back."""
         inode = Inode(data)
         self._names[path] = self._durable[path] = self._cached[path] = inode
+
+    def put_first(self, files: Mapping[Path, bytes]) -> None:
+        """Bring files back that are older than all others."""
+        for each in (self._names, self._durable, self._cached):
+            later = {path: inode for path, inode in each.items() if path not in files}
+            each.clear()
+            each.update({path: Inode(data) for path, data in files.items()})
+            each.update(later)
 
     def _handle(self, inode: Inode, path: Path) -> int:
         self._next += 1

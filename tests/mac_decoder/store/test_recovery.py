@@ -188,11 +188,52 @@ def test_a_second_file_of_a_cut_is_a_duplicate(tmp_path: Path, disk: SimulatedDi
         one = disk.files()
         store.clear()
         publish(store, BLOCKLESS, tokens, flavour=1)
-    for path, data in one.items():
-        disk.put(path, data)
+    disk.put_first(one)
     with opened(tmp_path, disk) as store:
         assert store.stats().kinds["duplicate"].files == 1
         assert serves(store, BLOCKLESS, tokens, flavour=1)
+
+
+@pytest.mark.parametrize("index_is", ["lost", "older"])
+def test_of_two_files_of_a_cut_the_newer_one_is_taken(
+    index_is: str, tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    """A crash undid that the former file was deleted, and the index's last commit."""
+    tokens = conversation(20)
+    with opened(tmp_path, disk) as store:
+        publish(store, BLOCKLESS, tokens)
+    one, before = disk.files(), (tmp_path / index.NAME).read_bytes()
+    with opened(tmp_path, disk) as store:
+        store.clear()
+        publish(store, BLOCKLESS, tokens, flavour=1)
+    index.remove(tmp_path)
+    if index_is == "older":
+        (tmp_path / index.NAME).write_bytes(before)
+    disk.put_first(one)
+    for _ in range(2):
+        with opened(tmp_path, disk) as store:
+            assert store.stats().kinds["duplicate"].files == 1
+            assert serves(store, BLOCKLESS, tokens, flavour=1)
+
+
+def test_of_two_files_of_a_cut_the_one_that_is_whole_is_taken(
+    tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    tokens = conversation(600)
+    with opened(tmp_path, disk) as store:
+        publish(store, SLIDING, tokens)
+        one = disk.files()
+        store.clear()
+        publish(store, SLIDING, tokens, flavour=1)
+    disk.put_first(one)
+    index.remove(tmp_path)
+    whole = sorted(
+        path for path in disk.files() if path not in one and path.parent.name == "blocks"
+    )
+    disk.unlink(whole[0])
+    with opened(tmp_path, disk) as store:
+        assert store.stats().kinds["duplicate"].files == 1
+        assert serves(store, SLIDING, tokens)
 
 
 def test_names_are_the_files_digests(tmp_path: Path, disk: SimulatedDisk) -> None:
