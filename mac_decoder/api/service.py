@@ -236,6 +236,7 @@ def merged(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, An
         "source": sources.pop() if len(sources) == 1 else "mixed",
         "reused_tokens": sum(report.reused_tokens for report in reports),
         "prefilled_tokens": sum(report.prefilled_tokens for report in reports),
+        "computed_tokens": sum(report.computed_tokens for report in reports),
         "transferred_bytes": sum(report.transferred_bytes for report in reports),
         "shared_tokens": sum(report.shared_tokens for report in reports),
         "parts_at": slowest.parts_at,

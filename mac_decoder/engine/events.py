@@ -142,7 +142,9 @@ class Report:
     ``failed_restore``, each where there was one.
 
     ``reused_tokens`` were prefilled nowhere for this request; ``prefilled_tokens`` were, on
-    either machine, the boundary token not counted. ``shared_tokens`` is the longest prefix
+    either machine, the boundary token not counted. ``computed_tokens`` is how many tokens that
+    took: fewer where the producer held some of them, more where it did not hold what lies below
+    a delta. ``shared_tokens`` is the longest prefix
     that any tier held; ``parts_at`` where this prompt and what is held have different tokens.
     ``restore_ms`` and ``restore_bytes`` are of a restored cut, ``staging_bytes`` the memory
     that restoring took beyond it, ``evicted_bytes`` what was let go of to make room for this
@@ -166,6 +168,7 @@ class Report:
     restore_bytes: int = 0
     staging_bytes: int = 0
     evicted_bytes: int = 0
+    computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Filling:
         """Plan with what is known by now, and begin; the time since the last stage is ``phase``."""
         now, reuse = time.perf_counter(), request.reuse
         first = reuse.plan is None
-        remote = self.handoffs.facts(self._local.per_second, now)
+        remote = self.handoffs.facts(request, self._local.per_second, now)
         if reuse.away:
             # This request knows more of the producer than the link does.
             remote = facts.Remote(ready=False, reason=reuse.away)

@@ -31,6 +31,7 @@ from mac_decoder.reporting import traced
 from mac_decoder.reuse import facts
 from mac_decoder.reuse.cut import extended
 from mac_decoder.reuse.facts import DeltaHandoff, Plan
+from mac_decoder.reuse.remote import RemotePrefixes
 from protocol.errors import (
     BatonError,
     EngineFault,
@@ -93,6 +94,7 @@ class Handoffs:
         self._sequences = sequences
         self._waiting: deque[Request] = deque()
         self._fetching: _Fetching | None = None
+        self._prefixes = RemotePrefixes()
         self._overhead = Average()
         self._probing = Probing()
         # Of a prompt long enough that window rows and states hardly count.
@@ -117,13 +119,17 @@ class Handoffs:
             overhead_s=overhead.seconds / overhead.amount if overhead.amount else 0.0,
         )
 
-    def facts(self, local: float, now: float) -> facts.Remote | None:
-        """The producer, for the ladder; ``None`` without one."""
+    def facts(self, request: Request, local: float, now: float) -> facts.Remote | None:
+        """The producer, for the ladder's plan of ``request``; ``None`` without one."""
         if self._link is None:
             return None
         state, tile = self._link.state, self._link.tile
+        if not state.ready:
+            self._prefixes.forget()
+        prompt = request.reuse.looked.tokens[: request.end]
         return facts.Remote(
             tile=tile or 1,
+            holds=self._prefixes.holds(prompt, tile or 1),
             deltas=tile > 0 and self._sequences.keeper is not None,
             ready=state.ready,
             reason=state.reason or f"producer_{state.name}",
@@ -286,6 +292,9 @@ class Handoffs:
         self._overhead = self._overhead.with_sample(1.0, max(fixed_ms, 1e-3) / 1e3, now)
         request.add_handoff(phases, handoff.transferred_bytes, fetch.ended_at)
         self._note_provenance(request, handoff, restored)
+        request.computed_tokens = handoff.manifest.computed_tokens
+        prompt = request.reuse.looked.tokens[: request.end]
+        self._prefixes.handed_off(prompt, request.computed_tokens, handoff.manifest.tile)
         self._done += 1
         handoff.committed()
         self._ready(request, caches)

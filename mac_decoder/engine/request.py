@@ -107,7 +107,7 @@ class Request:
     """A generation and all that the engine knows about it.
 
     ``rows`` positions and ``nbytes`` bytes are reserved for it until it decodes; then its
-    group counts them.
+    group counts them. ``transferred_bytes`` and ``computed_tokens`` are of its handoff.
     """
 
     key: int
@@ -122,6 +122,7 @@ class Request:
     fallback: bool = False
     phases: dict[str, float] = field(default_factory=dict)
     transferred_bytes: int = 0
+    computed_tokens: int = 0
     stage_began: float = 0.0
     first_token_at: float | None = None
     reported_at: float = 0.0
@@ -157,6 +158,11 @@ class Request:
         self.first_token_at = now
         self.add_phase("boundary_decode", (now - self.stage_began) * 1e3)
 
+    @property
+    def _computed_tokens(self) -> int:
+        """What was computed: here, or by the producer that has handed off the cache."""
+        return self.computed_tokens if self.source == "remote" else self.end - self.reuse.start
+
     def report(self) -> Report:
         """What :class:`Finished` tells; only after the first token."""
         first = self.first_token_at if self.first_token_at is not None else self.stage_began
@@ -176,6 +182,7 @@ class Request:
             restore_bytes=restored.nbytes if restored else 0,
             staging_bytes=restored.staging_bytes if restored else 0,
             evicted_bytes=reuse.evicted_bytes,
+            computed_tokens=self._computed_tokens,
         )
 
     def served(self, layout: Layout) -> Served:

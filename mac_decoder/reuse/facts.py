@@ -58,7 +58,8 @@ class Live:
 
 @dataclass(frozen=True)
 class Remote:
-    """The producer. ``reason`` is why it is not ready; ``holds`` is its share of the prompt.
+    """The producer. ``reason`` is why it is not ready; ``holds`` how many of the prompt's first
+    tokens it probably need not compute.
 
     ``tile`` is its tile in tokens, ``deltas`` whether this decoder can take one,
     ``fixed_threshold`` the configured prompt length from which to ask it; ``probe`` that rates

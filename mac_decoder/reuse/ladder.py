@@ -271,11 +271,11 @@ def _lane(facts: Facts, base: Base, delta: DeltaHandoff | None) -> _Lane:
 def _handoff_seconds(facts: Facts, remote: Remote, start: int) -> float | None:
     """Expected time of a handoff over ``[start, end)`` behind the producer's backlog.
 
-    A prefix that the producer does not hold it computes again, without sending it. ``None``
-    where nothing was measured.
+    What the producer holds, below ``start`` or beyond, it sends without computing it; what it
+    does not hold below, it computes without sending it. ``None`` where nothing was measured.
     """
     speeds, end = remote.speeds, facts.end
-    computed = end - start if remote.holds >= start else end
+    computed = end - min(remote.holds, end)
     alone = remote_seconds(computed, payload_bytes(facts.layout, start, end), speeds)
     if alone is None:
         return None

@@ -55,6 +55,7 @@ def _check_baton(baton: dict[str, Any], usage: dict[str, Any]) -> None:
         "source",
         "reused_tokens",
         "prefilled_tokens",
+        "computed_tokens",
         "transferred_bytes",
         "ttft_ms",
         "phases",

@@ -36,6 +36,7 @@ class CopiedHandoff:
     phases_ms: Mapping[str, float]
     manifest: Any = None
     ended: str = ""
+    resumed: int = 0
 
     def committed(self) -> None:
         self.ended = self.ended or "committed"
@@ -53,7 +54,8 @@ class CopiedHandoff:
 @dataclass
 class CopyingLink:
     """``raises`` is raised instead of a handoff; ``hold`` keeps a handoff from ending;
-    ``sends_all`` answers a delta with everything.
+    ``sends_all`` answers a delta with everything. ``holds`` is what the producer holds of every
+    prompt, if it is long enough.
 
     ``shadows`` are weak references to those that came, to see when they are let go.
     """
@@ -66,6 +68,7 @@ class CopyingLink:
     hold: threading.Event | None = None
     corrupt: bool = False
     sends_all: bool = False
+    holds: int = 0
     handoffs: list[CopiedHandoff] = field(default_factory=list)
     made: dict[tuple[int, ...], Rows] = field(default_factory=dict)
     cancellations: int = 0
@@ -117,7 +120,11 @@ class CopyingLink:
         wire = (time.perf_counter() - began) * 1e3
         phases = {"queue": 0.0, "compute": 0.0, "wire": wire, "verify": 0.0}
         recipe = Recipe("producer", "copied", "float32", self.tile)
-        manifest = SimpleNamespace(history=(History(cut, shadow.end, recipe),))
+        manifest = SimpleNamespace(
+            history=(History(cut, shadow.end, recipe),),
+            computed_tokens=shadow.end - min(self.holds, shadow.end // self.tile * self.tile),
+            tile=self.tile,
+        )
         handoff = CopiedHandoff(nbytes, phases, manifest)
         self.handoffs.append(handoff)
         return handoff

@@ -90,6 +90,7 @@ class Delta:
         assert report.transferred_bytes == sent
         assert report.restore_bytes == payload_bytes(self.layout, 0, self.end) - sent
         assert report.prefilled_tokens == self.end - start
+        assert report.computed_tokens == self.end - self.link.holds
         assert not report.fallback
 
 
@@ -106,6 +107,7 @@ def test_a_delta_gives_what_a_full_handoff_gives(
         tokens, rows = await it.full()
         async with running(it.path, ALWAYS, it.link, keeper_for(it.path)) as engine:
             await it.answered(engine, it.first, lane=lane)
+            it.link.holds = 64
             delta = await it.answered(engine, it.second)
             it.check(delta, SHARED // TILE * TILE)
             assert delta.tokens == tokens

@@ -69,7 +69,8 @@ def test_the_remote_lane_gives_what_the_local_one_gives(checkpoint: Checkpoint, 
                 report = remote.finished.report
                 assert report.source == "remote"
                 assert report.reasons == ("above_threshold",)
-                assert report.prefilled_tokens == len(tokens) - 1
+                assert report.prefilled_tokens == report.computed_tokens == len(tokens) - 1
+                assert local.finished.report.computed_tokens == len(tokens) - 1
                 sent = payload_bytes(link.layout, 0, len(tokens) - 1)
                 assert report.transferred_bytes == sent
                 assert set(report.phases) == {
@@ -288,6 +289,44 @@ def test_waiting_for_the_producers_other_jobs_is_no_overhead(checkpoint: Checkpo
         async with running(path, ALWAYS, queued) as engine:
             await told(engine, ask(prompt(80), 1))
             assert engine.status()["rates"]["handoff_overhead_ms"] < 500
+
+    asyncio.run(main())
+
+
+def test_what_the_producer_should_hold_is_remembered(checkpoint: Checkpoint) -> None:
+    """On its grid, until its manifests or its absence say that it does not."""
+    path = checkpoint("llama")
+    first = prompt(300, 1)
+    second = (*first[:200], *prompt(100, 2))
+    link = link_for(path, first, second)
+
+    async def main() -> None:
+        async with running(path, ALWAYS, link) as engine:
+            handoffs = engine._worker._filling.handoffs
+            known: list[int] = []
+            ask_for = handoffs.facts
+
+            def facts(*arguments):
+                found = ask_for(*arguments)
+                known.append(found.holds)
+                return found
+
+            handoffs.facts = facts  # type: ignore[method-assign]
+            computed: list[int] = []
+            for tokens, holds in ((first, 0), (second, 192), (second, 256), (first, 64)):
+                link.holds = holds
+                found = await told(engine, ask(tokens, 1))
+                computed.append(found.finished.report.computed_tokens)
+            assert computed == [299, 107, 43, 235]
+            assert known == [0, 192, 256, 256]
+            link.holds = 0
+            link.state = LinkState("down", "producer_unreachable")
+            await told(engine, ask(first, 1))
+            link.state = LinkState("ready")
+            await told(engine, ask(first, 1))
+            assert known[4:] == [0, 0]
+            await told(engine, ask(second, 1))
+            assert known[6:] == [192]
 
     asyncio.run(main())
 

@@ -232,10 +232,11 @@ class Peer:
 
     # The right way to serve, in steps that a test can replace
 
-    def begin(self) -> None:
+    def begin(self, computed_tokens: int = 0) -> None:
         if self.machine.state != State.REQUESTED:
             return  # withdrawn in the same breath as it was asked for
-        self.machine.begin(transfer=os.urandom(16), computed_tokens=0, now=time.monotonic())
+        now = time.monotonic()
+        self.machine.begin(transfer=os.urandom(16), computed_tokens=computed_tokens, now=now)
         self.flush()
 
     def slots(self) -> Iterator[Slot]:
@@ -262,8 +263,8 @@ class Peer:
             self.machine.seal(queue_us=2000, compute_us=5000, now=time.monotonic())
             self.flush()
 
-    def serve(self) -> None:
-        self.begin()
+    def serve(self, computed_tokens: int = 0) -> None:
+        self.begin(computed_tokens)
         self.frames()
         self.seal()
 

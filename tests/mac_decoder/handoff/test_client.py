@@ -91,6 +91,31 @@ def test_a_delta_ships_what_lies_past_the_cut(producer, link):
     assert shadow.holds_what_was_sent()
 
 
+@pytest.mark.parametrize(
+    ("cut", "computed", "measured"),
+    [
+        (0, END, True),
+        (33, END, True),
+        (33, END - 33, True),
+        (33, END - 32, True),
+        (33, 1, False),
+        (0, END // 2 + 1, True),
+        (0, END // 2 - 1, False),
+        (33, 0, False),
+    ],
+)
+def test_the_producers_speed_is_that_of_what_it_computed(producer, link, cut, computed, measured):
+    """Rows that were only sent again say nothing about it, and where they are most, nor do the
+    others.
+    """
+    producer.script = lambda peer, request: peer.serve(computed)
+    with link.fetch(TOKENS, Memory(LAYOUT, cut, END)) as handoff:
+        assert handoff.manifest.computed_tokens == computed
+        handoff.committed()
+    expected = computed / 0.005 if measured else 0.0
+    assert link.rates.compute_tokens_per_s == pytest.approx(expected)
+
+
 def test_the_boundary_token_stays_here(producer, link):
     requested = []
     producer.script = lambda peer, request: (requested.append(request.tokens), peer.serve())

@@ -543,6 +543,23 @@ def test_where_nobody_was_asked_nothing_is_missing() -> None:
     assert plan(replace(NONE, reuse=False)).reasons == ("no_producer",)
 
 
+@pytest.mark.parametrize(
+    ("holds", "asks"),
+    [(0, False), (1536, False), (2048, True), (6656, True), (1 << 30, True)],
+)
+def test_what_the_producer_holds_it_does_not_compute(holds: int, asks: bool) -> None:
+    """5,000 tokens of 8,000 are missing: 50 s here, 20 s and 40 s for all of them there. So the
+    producer is faster where it holds 2,000, be that below the delta's start at 2,560 or above.
+    """
+    slow = Speeds(local=100.0, producer=200.0, link=1e9, overhead_s=20.0)
+    remote = replace(DELTAS, speeds=slow, holds=holds)
+    facts = Facts(8001, FULL, resident=holding(offer(3000)), remote=remote)
+    found = plan(facts)
+    expected = DeltaHandoff("resident", "cut", 3000, 2560)
+    assert (found.action == expected, found.delta) == (asks, expected)
+    assert found.reasons[-1] == ("above_threshold" if asks else "rates_favour_local")
+
+
 # -- deltas
 
 WINDOWED = Layout((FullLayer(0, 1, 1, 1, "float32"), SlidingLayer(1, 1, 1, 1, "float32", 1000)))
