@@ -380,7 +380,10 @@ class Pool:
             with self._changed:
                 self._lent -= 1
                 if failure is not None and not self._total():
-                    self._failed(failure)
+                    if failure.reason == "connection_lost":
+                        self._retry_at = 0.0  # trying again is what shows whether it is away
+                    else:
+                        self._failed(failure)
                 self._keep_if_open(connection)
 
     def _keep_if_open(self, connection: Connection) -> None:
