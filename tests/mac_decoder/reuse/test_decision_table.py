@@ -40,7 +40,6 @@ RATES: Final = {
     "fast": Speeds(local=100, producer=2000, link=1e9, overhead_s=0.05),
     "slow": Speeds(local=2000, producer=100, link=1e9, overhead_s=0.05),
 }
-UNPUBLISHED: Final[tuple[Publication, ...]] = ("invalid", "out_of_space")
 TILE: Final = 512
 
 
@@ -112,8 +111,11 @@ def facts_of(row: Row) -> Facts:
         if tier == "live":
             live.append(Live(text, position, share))
             continue
-        named = [name for name in UNPUBLISHED if name.replace("_", " ") in text]
-        publication: Publication = named[0] if named else "published"
+        publication: Publication = "published"
+        if "invalid" in text:
+            publication = "invalid"
+        elif "out of space" in text:
+            publication = "out_of_space"
         history = history_of(text, position)
         offers[tier].append(Offer(text, position, share, history, publication))
         if "let go" in text:
