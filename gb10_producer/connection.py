@@ -283,7 +283,9 @@ class Connection:
                     raise LocalProtocolError(f"a producer has no {type(event).__name__}")
 
     def _accept(self, event: Requested) -> None:
-        prefill = event.prefill
+        prefill, machine = event.prefill, self._machine
+        assert machine is not None
+        assert machine.sending is not None
         end = len(event.tokens)
         span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
         key = hashlib.sha256(span + prefill.tokens).digest()
@@ -295,14 +297,13 @@ class Connection:
                 raise refusal(
                     "message_malformed", "a token is not in the vocabulary", field="tokens"
                 )
+            self._transfers.require_new(machine.sending)
             ticket = self._device.submit(name, work, self._wire.wake)
         except BatonError as error:
             log.info("request refused", extra={**facts, **_loggable(error)})
             self._withdraw(error)
             return
-        assert self._machine is not None
-        assert self._machine.sending is not None
-        self._serve_transfer(self._transfers.add(self._machine.sending, ticket, self))
+        self._serve_transfer(self._transfers.add(machine.sending, ticket, self))
         log.info(
             "request accepted",
             extra={**facts, "cut": prefill.cut, "end": end, "joined": ticket.joined},

@@ -112,6 +112,15 @@ class Transfers:
         with self._lock:
             return sum(transfer.server is None for transfer in self._known.values())
 
+    def require_new(self, sending: Sending) -> None:
+        """Return unless a RESUME was faster than its PREFILL, and was told that there is none.
+
+        Then its decoder has asked anew. Raises TransferError ``transfer_unknown``.
+        """
+        with self._lock:
+            if sending.name in self._ended:
+                raise refusal("transfer_unknown", "its decoder has asked anew", field="prefill")
+
     def add(self, sending: Sending, ticket: Ticket, server: Server) -> Transfer:
         """A request was accepted, and ``server`` serves it."""
         transfer = Transfer(sending, ticket, server, sending.name)
@@ -137,17 +146,20 @@ class Transfers:
             if self._known.pop(transfer.name, None) is None:
                 return
             begin = transfer.sending.begin
-            for name in (transfer.name, begin and begin.transfer):
-                if name:
-                    self._ended[name] = how
-            while len(self._ended) > REMEMBERED:
-                self._ended.popitem(last=False)
+            self._remember(transfer.name, how)
+            if begin is not None:
+                self._remember(begin.transfer, how)
             if how == "transfer_expired":
                 self.counts["let_go"] += 1
             wanted, transfer.wanted = transfer.wanted, None
         self._device.withdraw(transfer.ticket)
         if wanted is not None:
             wanted()
+
+    def _remember(self, name: bytes, how: str) -> None:
+        self._ended[name] = how
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
 
     def claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
         """The transfer that ``resume`` names, which ``server`` serves from now on.
@@ -190,6 +202,7 @@ class Transfers:
             if begin is not None and begin.transfer == resume.transfer:
                 raise refusal("resume_differs", "RESUME names another request", field="prefill")
         how = self._ended.get(resume.prefill, "transfer_unknown")
+        self._remember(resume.prefill, how)
         raise refusal(how, "there is nothing to resume", field="prefill")
 
     def commit(self, committed: Committed, pairing: Pairing) -> int:

@@ -232,6 +232,30 @@ def test_what_the_producer_never_had() -> None:
         assert other.server.transfers.counts["transfer_unknown"] == 1
 
 
+def test_a_prefill_that_comes_after_its_resume_is_nobody_s() -> None:
+    """It was under way while its decoder was told that there is none, and asked anew."""
+    with running(Synthetic(MIXED, TILE)) as producer:
+        late = Peer(producer.url).handshake()
+        flush, late.flush = late.flush, lambda: None  # type: ignore[method-assign]
+        late.start(TOKENS)
+        assert late.reception is not None
+        held = late.machine.outgoing()
+        late.flush = flush  # type: ignore[method-assign]
+        other = Peer(producer.url).handshake()
+        other.machine.resume(late.reception, time.monotonic(), 8)
+        other.flush()
+        with pytest.raises(BatonError) as caught:
+            other.until(Sealed)
+        assert caught.value.reason == "transfer_unknown"
+        for raw in held:
+            late.socket.send(raw, text=True)
+        late.socket.recv(5.0)
+        assert producer.device.prefills == 0
+        assert at_rest(producer)
+        late.socket.close()
+        other.socket.close()
+
+
 def test_what_was_installed_is_not_sent_again() -> None:
     with running(Synthetic(MIXED, TILE)) as producer:
         with Peer(producer.url) as peer:
