@@ -17,8 +17,8 @@ Told are, for each model and lane:
 ``ttft_ms``
     the median.
 
-On the lane ``remote`` the bar is a share of 1. On ``auto`` the measured rates decide; a decoder that
-has measured none computes a rest of less than 256 tokens itself, and most turns have no more.
+On the lane ``remote`` the bar is a share of 1. On ``auto`` the measured rates decide; a decoder
+that has measured none computes a rest of less than 256 tokens itself, and most turns have no more.
 """
 
 from __future__ import annotations
