@@ -11,7 +11,9 @@ _CONNECT_S = 20.0
 
 
 class Round(NamedTuple):
-    """Seconds of one handoff: shadow reserved, seal verified, caches built; payload bytes."""
+    """Seconds of one handoff: shadow reserved (and its pages touched, where that was asked
+    for), seal verified, caches built; payload bytes.
+    """
 
     reserve_s: float
     verified_s: float
@@ -35,19 +37,21 @@ class Numbers:
         return next(self._numbers)
 
 
-def decode(orders: Connection, url: str, layout_name: str, prompt: int) -> None:
-    """Child: take the key from the pipe, connect, say so; then one handoff per order.
+def decode(orders: Connection, url: str, layout_name: str, prompt: int, touched: bool) -> None:
+    """Child: take the key, or the pairing's file, from the pipe, connect, say so; then one
+    handoff per order.
 
     Answers every order with a :class:`Round`.
     """
     from mac_decoder.handoff.client import ProducerLink
     from mac_decoder.handoff.connection import Producer
-    from mac_decoder.handoff.trust import trust_of_key
+    from mac_decoder.handoff.trust import trust_of_file, trust_of_key
     from mac_decoder.kv import bare, install, shadow  # noqa: F401  before anybody looks at memory
     from protocol.layouts_named import named, stand_in_identity
 
     layout = named(layout_name)
-    trust = trust_of_key(orders.recv())
+    given = orders.recv()
+    trust = trust_of_key(given) if isinstance(given, bytes) else trust_of_file(given)
     link = ProducerLink(Producer(url, trust, stand_in_identity(layout), layout), Numbers())
     with link:
         deadline = time.monotonic() + _CONNECT_S
@@ -55,16 +59,18 @@ def decode(orders: Connection, url: str, layout_name: str, prompt: int) -> None:
             time.sleep(0.01)
         orders.send(link.state.reason)
         while orders.recv():
-            orders.send(_round(link, layout, prompt))
+            orders.send(_round(link, layout, prompt, touched))
 
 
-def _round(link, layout, prompt: int) -> Round:
+def _round(link, layout, prompt: int, touched: bool) -> Round:
     from mac_decoder.kv.bare import BareModel
     from mac_decoder.kv.install import build
     from mac_decoder.kv.shadow import Shadow
 
     began = time.perf_counter()
     shadow = Shadow(layout, 0, prompt - 1)
+    if touched:
+        shadow.prefault()
     reserved = time.perf_counter()
     with link.fetch(range(prompt), shadow, request_id="bench") as handoff:
         verified = time.perf_counter()

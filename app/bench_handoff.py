@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import psutil
@@ -27,12 +29,13 @@ from app.bench_decoder import Round, decode
 from app.bench_limit import receive, send
 from app.children import Child, start
 from app.terminal import err, human_bytes, out, print_json
+from gb10_producer.trust import make_pairing
 from protocol.errors import EngineFault, RequestError, TransferError
 from protocol.halves import require
 from protocol.layout import payload_bytes
 from protocol.layouts_named import named
 
-RATIO_BAR = 0.65
+RATIO_BAR = 0.75
 GROWTH_BAR_MB = 64.0
 _START_S = 60.0
 _SAMPLE_S = 0.01
@@ -43,10 +46,14 @@ class HandoffRates:
     """Medians over ``pairs``; rates in 10**9 bytes of payload per second, memory in 10**6 bytes.
 
     ``reserve_ms`` is the reservation of the shadow, before the request and not part of the
-    rates. Growth is peak over idle resident memory, the decoder's beyond the cache itself.
+    rates; ``touched`` says whether its pages were touched then too, as they are while a producer
+    computes, or first by what arrives. Growth is peak over idle resident memory, the decoder's
+    beyond the cache itself.
     """
 
     layout: str
+    tls: bool
+    touched: bool
     prompt: int
     payload_bytes: int
     pairs: int
@@ -64,26 +71,33 @@ def handoff(
     layout: Annotated[str, typer.Option(help="A named layout.")] = "muse-glimmer",
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.", min=2)] = 65536,
     pairs: Annotated[int, typer.Option(help="Pairs of handoff and limit.", min=1)] = 7,
+    tls: Annotated[bool, typer.Option("--tls", help="With pinned TLS, the limit too.")] = False,
+    untouched: Annotated[
+        bool, typer.Option("--untouched", help="Let what arrives be the first to touch memory.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a handoff between two processes against what the machine can do."""
     require("decoder")
-    result = measure(layout, prompt, pairs)
+    result = measure(layout, prompt, pairs, tls=tls, touched=not untouched)
     if as_json:
         print_json(asdict(result))
     else:
         out.print(_table(result))
 
 
-def measure(layout: str, prompt: int, pairs: int) -> HandoffRates:
+def measure(
+    layout: str, prompt: int, pairs: int, *, tls: bool = False, touched: bool = True
+) -> HandoffRates:
     """Run ``pairs`` handoffs and limits in alternating order.
 
     Raises TransferError when a process cannot connect, EngineFault when one ends.
     """
     nbytes = payload_bytes(named(layout), 0, prompt - 1)
     with ExitStack() as stack:
-        producer, decoder = stack.enter_context(_peers(layout, prompt))
-        limit = stack.enter_context(_limit(nbytes))
+        pairing = make_pairing(Path(stack.enter_context(TemporaryDirectory())), 1) if tls else None
+        producer, decoder = stack.enter_context(_peers(layout, prompt, touched, pairing))
+        limit = stack.enter_context(_limit(nbytes, pairing))
         watch = stack.enter_context(_Watch(_worker(producer), decoder.pid).running())
         rounds: list[Round] = []
         limits: list[float] = []
@@ -97,24 +111,21 @@ def measure(layout: str, prompt: int, pairs: int) -> HandoffRates:
                 raise RequestError("the handoff had another size than the plan")
             rate = nbytes / rounds[-1].installed_s / 1e9
             err.print(f"pair {number + 1}: {rate:.3f} GB/s of {limits[-1]:.3f}")
-    return _summary(layout, prompt, nbytes, rounds, limits, watch)
+    return _summary((layout, tls, touched, prompt, nbytes), rounds, limits, watch)
 
 
 def _summary(
-    layout: str,
-    prompt: int,
-    nbytes: int,
+    what: tuple[str, bool, bool, int, int],
     rounds: Sequence[Round],
     limits: Sequence[float],
     watch: _Watch,
 ) -> HandoffRates:
+    nbytes = what[-1]
     installed = [nbytes / found.installed_s / 1e9 for found in rounds]
     ratios = [mine / best for mine, best in zip(installed, limits, strict=True)]
     producer, decoder = watch.growth()
     return HandoffRates(
-        layout,
-        prompt,
-        nbytes,
+        *what,
         len(rounds),
         median(nbytes / found.verified_s / 1e9 for found in rounds),
         median(installed),
@@ -166,17 +177,24 @@ class _Process:
             self._process.join()
 
 
+Pairing = tuple[Path, Path] | None
+"""The producer's and the decoder's pairing file."""
+
+
 @contextmanager
-def _peers(layout: str, prompt: int) -> Iterator[tuple[Child, _Process]]:
+def _peers(
+    layout: str, prompt: int, touched: bool, pairing: Pairing
+) -> Iterator[tuple[Child, _Process]]:
     """The producer, and a decoder that has proven its key to it."""
     key = secrets.token_bytes(32)
-    words = ["--synthetic", layout, "--port", "0", "--key-fd", "{key_fd}", "--no-supervisor"]
+    words = ["--synthetic", layout, "--port", "0", "--no-supervisor"]
+    words += ["--key-fd", "{key_fd}"] if pairing is None else ["--pairing", str(pairing[0])]
     producer = start("producer", [sys.executable, "-m", "gb10_producer", *words], key)
     try:
         url = producer.wait_ready(_START_S)
-        decoder = _Process(decode, url, layout, prompt)
+        decoder = _Process(decode, url, layout, prompt, touched)
         try:
-            decoder.pipe.send(key)
+            decoder.pipe.send(key if pairing is None else pairing[1])
             reason = decoder.hear()
             if reason:
                 raise TransferError("the decoder cannot connect", reason=reason)
@@ -188,11 +206,12 @@ def _peers(layout: str, prompt: int) -> Iterator[tuple[Child, _Process]]:
 
 
 @contextmanager
-def _limit(nbytes: int) -> Iterator[Any]:
+def _limit(nbytes: int, pairing: Pairing) -> Iterator[Any]:
     """Both ends of the raw transfer; the value is a call that runs it and returns seconds."""
-    sender = _Process(send, nbytes)
+    ours, theirs = pairing or (None, None)
+    sender = _Process(send, nbytes, ours)
     try:
-        receiver = _Process(receive, nbytes, sender.hear())
+        receiver = _Process(receive, nbytes, sender.hear(), theirs)
         try:
             receiver.hear()
 
@@ -247,14 +266,16 @@ class _Watch:
 
 def _table(result: HandoffRates) -> Table:
     title = f"{result.layout}, {result.prompt:,} tokens, {human_bytes(result.payload_bytes)}"
-    table = Table(title=f"{title}, median of {result.pairs} pairs")
+    wire = ", TLS" if result.tls else ""
+    table = Table(title=f"{title}{wire}, median of {result.pairs} pairs")
     for column in ("", "measured", "bar"):
         table.add_column(column)
     table.add_row("verified", f"{result.verified_gb_s:.3f} GB/s", "")
     table.add_row("installed", f"{result.installed_gb_s:.3f} GB/s", "")
     table.add_row("limit", f"{result.limit_gb_s:.3f} GB/s", "")
     table.add_row("installed / limit", f"{result.ratio:.3f}", f"{RATIO_BAR:.2f}")
-    table.add_row("reserving the shadow", f"{result.reserve_ms:.0f} ms", "")
+    what = "reserving and touching the shadow" if result.touched else "reserving the shadow"
+    table.add_row(what, f"{result.reserve_ms:.0f} ms", "")
     bar = f"{GROWTH_BAR_MB:.0f} MB"
     table.add_row("producer grew by", f"{result.producer_growth_mb:.1f} MB", bar)
     table.add_row("decoder, beyond the cache", f"{result.decoder_growth_mb:.1f} MB", bar)
