@@ -195,12 +195,13 @@ class TorchPrefiller:
         if cut == end:
             return 0
         chain = self._prefixes.find(tokens, end)
+        start = chain.position
         try:
             with self._model.open_pass(cut, end, emit) as running:
                 self._begin(running, chain, cut, cancelled, progress)
-                for first, last in tiles(chain.position, end, self._tile):
+                for first, last in tiles(start, end, self._tile):
                     _require_wanted(cancelled)
-                    with self._prefixes.recording(chain, first, cut) as recording:
+                    with self._prefixes.recording(chain, first) as recording:
                         running.compute(tokens[first:last], first, recording)
                     progress(last)
                 running.emit_states()
@@ -208,7 +209,7 @@ class TorchPrefiller:
             # Memory that nobody had counted was needed, or the device is not to be believed.
             self._prefixes.clear()
             raise
-        return end - chain.position
+        return end - start
 
     def _kept_in(self, ledger: Ledger, budget: int) -> PrefixCache:
         from gb10_producer.prefix_cache import PrefixCache
@@ -224,9 +225,9 @@ class TorchPrefiller:
         progress: Callable[[int], None],
     ) -> None:
         """Emit what is held and shipped, and go on from there."""
-        if not chain.held:
+        if not chain.tiles:
             return
-        for tile in chain.held:
+        for tile in chain.tiles:
             if tile.last > cut:
                 _require_wanted(cancelled)
                 running.replay(tile)

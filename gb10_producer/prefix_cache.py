@@ -1,7 +1,7 @@
 """What earlier prefills left behind, so that a prompt which begins alike computes its rest only.
 
-Kept are whole tiles of the grid, each with the rows that torch's cache had of it and, at some
-tile ends, the recurrent states. Rows and states at tile ends are functions of the tokens alone
+Kept are whole tiles of the grid, each with the rows that torch's cache had of it and with the
+recurrent states at its end. Rows and states at tile ends are functions of the tokens alone
 (same tiles, same bits), so that a pass which begins at a held tile's end goes on as one that
 computed everything would. A tile belongs to its predecessor: they form a tree, whose leaves are
 forgotten first, and of these the least recently used one.
@@ -38,10 +38,6 @@ from transformers.cache_utils import (
 from gb10_producer.memory import Ledger
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.layout import Layout, RecurrentLayer, SlidingLayer
-
-STATE_STEP: Final = 2048
-"""States are kept at every multiple, and where others are likely to go on from: they may weigh
-more than the rows of a small tile."""
 
 _ALIGNED: Final = 64
 _KNOWN: Final = (
@@ -91,6 +87,11 @@ class Footprint:
         """Bytes of the rows of one tile."""
         return sum(sum(form.nbytes) for form in self.rows.values())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile."""
+        return self.row_bytes + self.state_bytes
+
 
 def footprint(layers: Sequence[Any], layout: Layout, tile: int) -> Footprint:
     """The footprint of caches like ``layers``, which must have seen some tokens.
@@ -132,13 +133,13 @@ class Piece(NamedTuple):
 class States(NamedTuple):
     """The states of one layer by their number."""
 
-    convolution: Mapping[int, torch.Tensor]
-    recurrent: Mapping[int, torch.Tensor]
+    convolution: dict[int, torch.Tensor]
+    recurrent: dict[int, torch.Tensor]
 
 
 @dataclass(eq=False)
 class Tile:
-    """Rows of positions ``[first, last)`` behind ``parent``'s, and the states at ``last`` if kept.
+    """Rows of positions ``[first, last)`` behind ``parent``'s, and the states at ``last``.
 
     Of a sliding layer's rows those are here that a pass from ``last`` on can still ask for.
     """
@@ -149,69 +150,58 @@ class Tile:
     first: int
     last: int
     rows: Mapping[int, Piece]
-    nbytes: int
-    states: Mapping[int, States] | None = None
+    states: dict[int, States] = field(default_factory=dict)
 
 
 class Recording:
     """Takes a tile out of the pass that computes it."""
 
-    def __init__(self, tile: Tile, missing: set[int], states: torch.Tensor | None) -> None:
-        """``missing`` are the layers whose rows must come, ``states`` the memory for the states,
-        ``None`` where none are kept.
-        """
+    def __init__(self, tile: Tile, states: torch.Tensor) -> None:
+        """``states`` is the memory for the states at the tile's end."""
         self._tile = tile
-        self._missing = missing
         self._states = states
+        self._missing = set(tile.rows)
+        self._at_its_end = False
 
     @property
     def complete(self) -> bool:
-        """Whether all was taken."""
-        return not self._missing and self._states is None
+        """Whether all rows and states were taken."""
+        return self._at_its_end and not self._missing
 
     def take_rows(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Copy all new rows of ``layer``."""
-        if layer in self._missing:
-            piece = self._tile.rows[layer]
-            dropped = piece.first - self._tile.first
-            piece.keys.copy_(keys[:, :, dropped:])
-            piece.values.copy_(values[:, :, dropped:])
-            self._missing.remove(layer)
+        piece = self._tile.rows[layer]
+        dropped = piece.first - self._tile.first
+        piece.keys.copy_(keys[:, :, dropped:])
+        piece.values.copy_(values[:, :, dropped:])
+        self._missing.remove(layer)
 
     def take_states(self, layers: Sequence[Any]) -> None:
         """Copy the states of a cache of ``layers``, which stands at the tile's end."""
-        if self._states is None:
-            return
         offset = 0
-        taken: dict[int, States] = {}
         for number, layer in enumerate(layers):
             if not isinstance(layer, LinearAttentionCacheLayerMixin):
                 continue
-            found: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})
+            taken = self._tile.states[number] = States({}, {})
             for kind, index, state in _tensors(layer):
                 flat = self._states[offset : offset + state.nbytes].view(state.dtype)
                 # a product with a transposed matrix may round otherwise: strides are kept too
-                found[kind][index] = flat.as_strided(state.shape, state.stride()).copy_(state)
+                taken[kind][index] = flat.as_strided(state.shape, state.stride()).copy_(state)
                 offset += _aligned(state.nbytes)
-            taken[number] = States(*found)
-        self._tile.states, self._states = taken, None
+        self._at_its_end = True
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The tiles known of one prompt; what its pass computes is appended.
-
-    ``held`` are those that the pass begins with: at their end every layer can be resumed.
-    """
+    """The tiles held of one prompt, in order; those that its pass computes are appended."""
 
     prompt: NDArray[np.uint32] = field(repr=False)
     tiles: list[Tile]
-    held: tuple[Tile, ...]
 
     @property
     def position(self) -> int:
-        """Where a pass over the prompt begins."""
-        return self.held[-1].last if self.held else 0
+        """Where a pass over the prompt would begin, or has come to: every layer can be resumed."""
+        return self.tiles[-1].last if self.tiles else 0
 
 
 class PrefixCache:
@@ -238,7 +228,7 @@ class PrefixCache:
     def find(self, tokens: Sequence[int] | NDArray[np.uint32], end: int) -> Chain:
         """What is held of ``tokens[:end]``, from now on the most recently used."""
         prompt = np.array(tokens[:end], np.uint32)
-        chain = Chain(prompt, [], ())
+        chain = Chain(prompt, [])
         while (piece := self._next_piece(chain)) is not None:
             tile = self._tiles.get(self._name(chain, piece))
             parent = chain.tiles[-1] if chain.tiles else None
@@ -246,12 +236,12 @@ class PrefixCache:
                 break
             chain.tiles.append(tile)
         self._touch(chain)
-        return Chain(prompt, chain.tiles, self._resumable(chain.tiles))
+        return chain
 
     def restore(self, chain: Chain, layers: Sequence[Any]) -> None:
         """Bring the ``layers`` of a new cache to the chain's position, sharing nothing with it."""
         # as a hybrid layer's first tokens do: its states, then its rows
-        for number, states in (chain.held[-1].states or {}).items():
+        for number, states in chain.tiles[-1].states.items():
             layer = layers[number]
             for index, state in states.convolution.items():
                 layer.lazy_initialization(conv_states=state, state_idx=index)
@@ -264,7 +254,7 @@ class PrefixCache:
         for number, form in self._form.rows.items():
             attended = min(form.attended or position, position)
             first = (position - attended) // self._form.tile
-            pieces = [tile.rows[number] for tile in chain.held[first:]]
+            pieces = [tile.rows[number] for tile in chain.tiles[first:]]
             layer = layers[number]
             keys = torch.cat([piece.keys for piece in pieces], dim=-2)[:, :, -attended:]
             values = torch.cat([piece.values for piece in pieces], dim=-2)[:, :, -attended:]
@@ -274,22 +264,22 @@ class PrefixCache:
                 layer.cumulative_length = position
 
     @contextmanager
-    def recording(self, chain: Chain, first: int, cut: int) -> Iterator[Recording | None]:
-        """Take the chain's tile from ``first`` on while the block computes it for a handoff from
-        ``cut`` on; it is kept once the block has ended well.
+    def recording(self, chain: Chain, first: int) -> Iterator[Recording | None]:
+        """Take the chain's tile from ``first`` on while the block computes it; it is kept once
+        the block has ended well.
 
-        ``None`` where there is nothing to take: it is not whole, or there is no room.
+        ``None`` where there is nothing to keep: it is not whole, or there is no room.
         """
-        tile = self._tile(chain, first)
-        if tile is None:
+        piece = self._next_piece(chain) if first == chain.position else None
+        buffer = None if piece is None else self._buffer(chain)
+        if piece is None or buffer is None:
             yield None
             return
-        known = tile.name in self._tiles
-        states = None
-        if tile.states is None and self._keeps_states(chain, tile.last, cut):
-            states = self._buffer(self._form.state_bytes, chain)
-        recording = Recording(tile, set() if known else set(tile.rows), states)
-        added = (0 if known else tile.nbytes) + (0 if states is None else states.nbytes)
+        last = first + self._form.tile
+        parent = chain.tiles[-1] if chain.tiles else None
+        rows = _views(buffer, self._form.rows, last)
+        tile = Tile(self._name(chain, piece), parent, piece.copy(), first, last, rows)
+        recording = Recording(tile, buffer[self._form.row_bytes :])
         complete = False
         try:
             yield recording
@@ -298,12 +288,13 @@ class PrefixCache:
             complete = True
         finally:
             if not complete:
-                self._give(added)
-        tile.nbytes += 0 if states is None else states.nbytes
-        if not known:
-            self._tiles[tile.name] = tile
-            chain.tiles.append(tile)
-            self._touch(chain)
+                self._give()
+        if tile.name in self._tiles:  # another prompt's, of the same hash
+            self._give()
+            return
+        self._tiles[tile.name] = tile
+        chain.tiles.append(tile)
+        self._touch(chain)
 
     def reclaim(self, nbytes: int) -> int:
         """Forget what was used the longest ago, ``nbytes`` where there are as many, and give the
@@ -325,50 +316,14 @@ class PrefixCache:
         before = chain.tiles[-1].name if chain.tiles else self._seed
         return hashlib.sha256(before + piece.tobytes()).digest()
 
-    def _resumable(self, tiles: Sequence[Tile]) -> tuple[Tile, ...]:
-        """Those up to the last one at whose end all that a pass needs is kept."""
-        count = len(tiles)
-        while self._form.state_bytes and count and tiles[count - 1].states is None:
-            count -= 1
-        return tuple(tiles[:count])
-
-    def _tile(self, chain: Chain, first: int) -> Tile | None:
-        """The tile to record: one that is known, or the next one, with memory for its rows."""
-        number = first // self._form.tile
-        if number < len(chain.tiles):
-            return chain.tiles[number]
-        piece = self._next_piece(chain)
-        if number > len(chain.tiles) or piece is None:
-            return None
-        name = self._name(chain, piece)
-        buffer = None if name in self._tiles else self._buffer(self._form.row_bytes, chain)
-        if buffer is None:
-            return None
-        last = first + self._form.tile
-        rows = _views(buffer, self._form.rows, last)
-        parent = chain.tiles[-1] if chain.tiles else None
-        return Tile(name, parent, piece.copy(), first, last, rows, buffer.nbytes)
-
-    def _keeps_states(self, chain: Chain, last: int, cut: int) -> bool:
-        """Whether somebody is likely to go on from ``last``.
-
-        A chat's next turn parts from this prompt in its last tile, seldom in the one before;
-        where a delta begins, prompts have parted already.
-        """
-        tile = self._form.tile
-        if not self._form.state_bytes:
-            return False
-        step = -(-STATE_STEP // tile) * tile
-        whole = len(chain.prompt) // tile * tile
-        return last % step == 0 or last > whole - 2 * tile or last == cut // tile * tile
-
-    def _buffer(self, nbytes: int, chain: Chain) -> torch.Tensor | None:
-        """Reserved memory, at the cost of tiles that are not in ``chain``; ``None``: no room.
+    def _buffer(self, chain: Chain) -> torch.Tensor | None:
+        """Reserved memory for a tile, at the cost of tiles that are not in ``chain``; ``None``: no
+        room.
 
         One piece for all of a tile: what is forgotten then goes back to the machine.
         """
         self._touch(chain)
-        kept = len(chain.tiles)
+        nbytes, kept = self._form.nbytes, len(chain.tiles)
         self._forget(self.used + nbytes - self._budget, kept)
         if self.used + nbytes > self._budget:
             return None
@@ -379,7 +334,7 @@ class PrefixCache:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._form.device)
         except RuntimeError:  # also torch's when there is no memory
-            self._give(nbytes)  # no prefill fails for what would be kept beside it
+            self._give()  # no prefill fails for what would be kept beside it
             return None
 
     def _touch(self, chain: Chain) -> None:
@@ -399,12 +354,14 @@ class PrefixCache:
         """
         before = self.used
         while len(self._tiles) > kept and before - self.used < nbytes:
-            self._give(self._tiles.popitem(last=False)[1].nbytes)
+            self._tiles.popitem(last=False)
+            self._give()
         return before - self.used
 
-    def _give(self, nbytes: int) -> None:
-        self.used -= nbytes
-        self._ledger.give(nbytes)
+    def _give(self) -> None:
+        """A tile's memory is free, or about to be."""
+        self.used -= self._form.nbytes
+        self._ledger.give(self._form.nbytes)
 
 
 def _views(buffer: torch.Tensor, forms: Mapping[int, RowForm], last: int) -> dict[int, Piece]:

@@ -69,7 +69,7 @@ def tensors(tile: Tile) -> Iterator[torch.Tensor]:
     """All that a tile keeps alive."""
     for piece in tile.rows.values():
         yield from (piece.keys, piece.values)
-    for states in (tile.states or {}).values():
+    for states in tile.states.values():
         yield from (*states.convolution.values(), *states.recurrent.values())
 
 
@@ -93,6 +93,7 @@ def test_a_pass_from_held_tiles_has_the_bits_of_a_cold_one(
     it.check(prompt, 0, 270, 0)
     it.check(prompt, 270, 290, 256)
     it.check(other, 70, 330, 192)
+    it.check(branch(prompt, 90, 170), 90, 170, 64)
     it.check(other, 0, 320, 320)
     assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
 
@@ -230,7 +231,7 @@ def test_a_hash_leads_to_a_candidate_only(
 ) -> None:
     """All tiles of equal length have one name: tokens, and what lies before them, decide."""
     monkeypatch.setattr(PrefixCache, "_name", lambda self, chain, piece: bytes(len(chain.tiles)))
-    it = Twins(checkpoint("llama"))
+    it = Twins(checkpoint("lfm2"))
     prompt = crossing.tokens(200)
     it.check(prompt, 0, 200, 0)
     it.check(branch(prompt, 5, 200), 0, 200, 0)
@@ -246,7 +247,7 @@ def test_names_say_nothing_about_tokens(checkpoint: Checkpoints) -> None:
         it.warm.prefill(crossing.tokens(150), 0, 150, ignore, never, ignore)
     assert one.prefixes._tiles.keys().isdisjoint(other.prefixes._tiles.keys())
     chain = one.prefixes.find(crossing.tokens(150), 150)
-    assert len(chain.held) == 2
+    assert len(chain.tiles) == 2
     assert "array(" not in repr(chain)
 
 
@@ -262,8 +263,7 @@ def test_a_withdrawn_prefill_leaves_its_whole_tiles(name: str, checkpoint: Check
         it.warm.prefill(prompt, 0, 300, ignore, lambda: len(reached) == 2, reached.append)
     assert len(it.prefixes) == 2
     assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
-    # of a recurrent model no state was kept so early
-    it.check(prompt, 0, 300, 128 if name == "llama" else 0)
+    it.check(prompt, 0, 300, 128)
     it.check(prompt, 0, 300, 256)
 
 
@@ -340,7 +340,7 @@ def test_what_is_forgotten_is_free(checkpoint: Checkpoints) -> None:
 def test_the_least_recently_used_prompt_goes_first(checkpoint: Checkpoints) -> None:
     """From its end on, so that what others share with it stays."""
     it = Twins(checkpoint("llama"))
-    tile_bytes = it.warm._form.row_bytes
+    tile_bytes = it.warm._form.nbytes
     it.warm.keep_prefixes(it.ledger, 5 * tile_bytes)
     first, second = crossing.tokens(140), crossing.tokens(140, seed=3)
     shares = branch(second, 70, 140)
@@ -359,22 +359,12 @@ def test_the_least_recently_used_prompt_goes_first(checkpoint: Checkpoints) -> N
 
 def test_a_prompt_longer_than_the_budget_keeps_its_beginning(checkpoint: Checkpoints) -> None:
     it = Twins(checkpoint("muse_glimmer"))
-    it.warm.keep_prefixes(it.ledger, 3 * it.warm._form.row_bytes - 1)
+    it.warm.keep_prefixes(it.ledger, 3 * it.warm._form.nbytes - 1)
     it.warm.prefill(crossing.tokens(70, seed=3), 0, 70, ignore, never, ignore)
     prompt = crossing.tokens(300)
     it.check(prompt, 0, 300, 0)
     it.check(prompt, 0, 300, 128)
     assert len(it.prefixes) == 2
-
-
-def test_a_state_without_room_costs_its_tile_nothing(checkpoint: Checkpoints) -> None:
-    it = Twins(checkpoint("qwen3_next"))
-    form = it.warm._form
-    it.warm.keep_prefixes(it.ledger, form.row_bytes + form.state_bytes - 1)
-    prompt = crossing.tokens(100)
-    it.check(prompt, 0, 100, 0)
-    assert it.prefixes.used == it.ledger.reserved == form.row_bytes
-    it.check(prompt, 0, 100, 0)
 
 
 def test_no_budget_keeps_nothing(checkpoint: Checkpoints) -> None:
@@ -387,10 +377,10 @@ def test_no_budget_keeps_nothing(checkpoint: Checkpoints) -> None:
 
 def test_what_others_reserved_is_not_taken(checkpoint: Checkpoints) -> None:
     it = Twins(checkpoint("llama"))
-    it.ledger = Ledger(4 * it.warm._form.row_bytes)
+    it.ledger = Ledger(4 * it.warm._form.nbytes)
     it.warm.keep_prefixes(it.ledger, PLENTY)
     prompt = crossing.tokens(300)
-    with it.ledger.reserve(it.ledger.limit - it.warm._form.row_bytes):
+    with it.ledger.reserve(it.ledger.limit - it.warm._form.nbytes):
         it.check(prompt, 0, 300, 0)
         assert len(it.prefixes) == 1
     it.check(prompt, 0, 300, 64)
@@ -406,7 +396,7 @@ def test_memory_that_is_not_there_costs_no_prefill(
     empty = torch.empty
 
     def none_left(*size: object, **options: object) -> torch.Tensor:
-        if size == (it.warm._form.row_bytes,):
+        if size == (it.warm._form.nbytes,):
             raise torch.OutOfMemoryError("no room")
         return empty(*size, **options)  # type: ignore[call-overload]
 
@@ -419,7 +409,7 @@ def test_memory_that_is_not_there_costs_no_prefill(
 def test_jobs_come_before_what_is_kept_for_others(checkpoint: Checkpoints) -> None:
     """A reservation is refused only once nothing is left to forget; what it can use goes last."""
     it = Twins(checkpoint("llama"))
-    tile = it.warm._form.row_bytes
+    tile = it.warm._form.nbytes
     it.ledger = Ledger(6 * tile)
     it.warm.keep_prefixes(it.ledger, PLENTY)
     first, second = crossing.tokens(140), crossing.tokens(140, seed=3)
@@ -432,32 +422,6 @@ def test_jobs_come_before_what_is_kept_for_others(checkpoint: Checkpoints) -> No
             pass
         assert refused.value.reason == "memory_exceeded"
     assert it.ledger.reserved == it.prefixes.used == 0
-
-
-# -- which states
-
-
-@pytest.mark.parametrize(
-    ("cut", "end", "kept"),
-    [(0, 640, [512, 576, 640]), (0, 700, [512, 576, 640]), (150, 700, [128, 512, 576, 640])],
-)
-def test_states_are_kept_where_others_may_go_on(
-    cut: int, end: int, kept: list[int], checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gb10_producer.prefix_cache.STATE_STEP", 500)
-    it = Twins(checkpoint("lfm2"))
-    it.warm.prefill(crossing.tokens(end), cut, end, ignore, never, ignore)
-    assert sorted(t.last for t in it.prefixes._tiles.values() if t.states) == kept
-    assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
-
-
-def test_a_state_that_was_not_kept_is_kept_the_next_time(checkpoint: Checkpoints) -> None:
-    it = Twins(checkpoint("lfm2"))
-    prompt = crossing.tokens(450)
-    it.check(prompt, 0, 450, 0)
-    for held in (0, 128):
-        it.check(branch(prompt, 150, 400), 150, 160, held)
-    assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
 
 
 # -- misuse
@@ -483,14 +447,19 @@ FORM = Footprint(
 )
 
 
-def test_a_tile_that_lacks_rows_is_not_kept() -> None:
+@pytest.mark.parametrize("states", [False, True])
+def test_a_tile_that_lacks_rows_or_states_is_not_kept(states: bool) -> None:
     ledger = Ledger(PLENTY)
     prefixes = PrefixCache(FORM, ledger, PLENTY)
     chain = prefixes.find(range(8), 8)  # type: ignore[arg-type]
     recordings = contextlib.ExitStack()
-    recording = recordings.enter_context(prefixes.recording(chain, 0, 0))
+    recording = recordings.enter_context(prefixes.recording(chain, 0))
     assert recording is not None
     recording.take_rows(0, torch.zeros(1, 2, 4, 3), torch.zeros(1, 2, 4, 0))
+    if states:
+        recording.take_rows(2, torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
+    else:
+        recording.take_states(())
     with pytest.raises(LocalProtocolError):
         recordings.close()
     assert (len(prefixes), prefixes.used, ledger.reserved) == (0, 0, 0)
@@ -509,7 +478,7 @@ class Tree(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(PLENTY)
-        self.budget = 7 * FORM.row_bytes
+        self.budget = 7 * FORM.nbytes
         self.prefixes = PrefixCache(FORM, self.ledger, self.budget)
         self.prompts: list[tuple[int, ...]] = [()]
         self.reserved = contextlib.ExitStack()
@@ -531,7 +500,7 @@ class Tree(RuleBasedStateMachine):
         for number, first in enumerate(range(chain.position, len(prompt), 4)):
             with (
                 contextlib.suppress(Cancelled),
-                self.prefixes.recording(chain, first, 0) as recording,
+                self.prefixes.recording(chain, first) as recording,
             ):
                 if number == breaks:
                     raise Cancelled("enough")
@@ -539,14 +508,15 @@ class Tree(RuleBasedStateMachine):
                     rows = content(prompt, first)
                     recording.take_rows(0, rows[0], rows[1])
                     recording.take_rows(2, rows[2], rows[3])
+                    recording.take_states(())
             if number == breaks:
                 break
         self.prompts.append(prompt)
         self.found(self.prefixes.find(prompt, len(prompt)), prompt)
 
     def found(self, chain: Chain, prompt: tuple[int, ...]) -> None:
-        assert [tile.first for tile in chain.held] == list(range(0, chain.position, 4))
-        for tile in chain.held:
+        assert [tile.first for tile in chain.tiles] == list(range(0, chain.position, 4))
+        for tile in chain.tiles:
             full, _, window, _ = content(prompt, tile.first)
             assert torch.equal(tile.rows[0].keys, full)
             assert torch.equal(tile.rows[2].values, window[:, :, 1:].bfloat16())
@@ -555,11 +525,11 @@ class Tree(RuleBasedStateMachine):
     def reserve(self, tiles: int) -> None:
         self.ledger.limit = self.budget + self.jobs
         try:
-            self.reserved.enter_context(self.ledger.reserve(tiles * FORM.row_bytes))
+            self.reserved.enter_context(self.ledger.reserve(tiles * FORM.nbytes))
         except CapacityError:
             assert len(self.prefixes) == 0
         else:
-            self.jobs += tiles * FORM.row_bytes
+            self.jobs += tiles * FORM.nbytes
 
     @precondition(lambda self: self.jobs)
     @rule()
@@ -571,7 +541,7 @@ class Tree(RuleBasedStateMachine):
     @invariant()
     def counted(self) -> None:
         assert self.prefixes.used == kept_bytes(self.prefixes) <= self.budget
-        assert self.prefixes.used == len(self.prefixes) * FORM.row_bytes
+        assert self.prefixes.used == len(self.prefixes) * FORM.nbytes
         assert self.ledger.reserved == self.prefixes.used + self.jobs
 
     @invariant()
