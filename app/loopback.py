@@ -92,7 +92,7 @@ def _wait_for_link(url: str) -> None:
     """
     until = time.monotonic() + LINK_TIMEOUT_S
     while True:
-        link = fetch_status(url, timeout_s=60.0)["engine"]["link"]
+        link = fetch_status(url, timeout_s=60.0)["engine"]["links"][0]
         if link["state"] == "ready":
             return
         if link["state"] == "refused" or time.monotonic() > until:

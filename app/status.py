@@ -140,10 +140,19 @@ def _requests(engine: Mapping[str, Any]) -> str:
 
 
 def _producer(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    link = engine.get("link")
-    if link is None:
+    links = engine.get("links") or []
+    if not links:
         yield "producer", "none: every prompt is prefilled here"
         return
+    for number, link in enumerate(links, 1):
+        yield from _link(f"producer {number}" if len(links) > 1 else "producer", link)
+    if engine.get("remote_threshold") is not None:
+        yield "asked from", f"{engine['remote_threshold']:,} tokens on"
+    fallbacks = engine.get("fallbacks")
+    yield "fallbacks", f"{_counts(fallbacks)} (prefilled here instead)" if fallbacks else "none"
+
+
+def _link(name: str, link: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     state = str(link.get("state"))
     text = f"[{_STATE_STYLES.get(state, 'yellow')}]{state}[/]"
     if link.get("reason"):
@@ -152,18 +161,16 @@ def _producer(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         text += f": {escape(str(link['detail']))}"
     if state in ("down", "refused"):
         text += f"; tried {link.get('attempts', 0)} times, again in {link.get('retry_in_s', 0)} s"
-    yield "producer", text
-    if engine.get("remote_threshold") is not None:
-        yield "asked from", f"{engine['remote_threshold']:,} tokens on"
+    yield name, text
     handoffs = f"{link.get('handoffs', 0)} received"
+    if link.get("resumed"):
+        handoffs += f", {link['resumed']} lost connections gone on from"
     failures = link.get("failures")
     yield "handoffs", f"{handoffs}; failed: {_counts(failures)}" if failures else handoffs
-    fallbacks = engine.get("fallbacks")
-    yield "fallbacks", f"{_counts(fallbacks)} (prefilled here instead)" if fallbacks else "none"
 
 
 def _rates(engine: Mapping[str, Any]) -> str:
-    rates, link = engine["rates"], engine.get("link") or {}
+    rates, link = engine["rates"], (engine.get("links") or [{}])[0]
     known = (
         ("prefill here", rates.get("local_tokens_per_s"), "tokens/s"),
         ("producer", rates.get("producer_tokens_per_s"), "tokens/s"),

@@ -46,8 +46,8 @@ def look_ahead(config: DecoderConfig) -> None:
         log.warning("%s", remark)
     read_layout(Path(config.model))
     require_tokenizer(Path(config.model))
-    if config.producer is not None and config.pairing is not None:
-        trust_of_file(Path(config.pairing))
+    for pairing in config.pairings:
+        trust_of_file(Path(pairing))
 
 
 def _child(descriptor: int) -> int:

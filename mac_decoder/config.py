@@ -33,8 +33,8 @@ class DecoderConfig(
     """Everything that a decoder process is told.
 
     ``model`` is a checkpoint's directory; ``served_name`` what clients call it (its
-    directory's name if ``None``). ``producer`` is a ``wss://`` URL with ``pairing``, the
-    file that pairing made, or a ``ws://`` URL of this machine with ``key`` (32 bytes).
+    directory's name if ``None``). ``producers`` are ``wss://`` URLs, each with its file of
+    ``pairings`` in the same order, or one ``ws://`` URL of this machine with ``key`` (32 bytes).
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
     bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
     the tile of local prefill in tokens (0: by device).
@@ -50,9 +50,9 @@ class DecoderConfig(
     served_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    producer: str | None = None
+    producers: tuple[str, ...] = ()
     key: bytes | None = None
-    pairing: str | None = None
+    pairings: tuple[str, ...] = ()
     lane: Literal["auto", "local", "remote"] = "auto"
     remote_threshold: int | None = None
     max_concurrent: int = 16
@@ -100,8 +100,8 @@ def check(config: DecoderConfig) -> DecoderConfig:
     """Return the configuration if it can be served at all.
 
     Raises ``ConfigError`` naming the field: ``bind_needs_keys``, ``producer_url_invalid``,
-    ``producer_needs_key``, ``producer_needs_tls``, ``lane_needs_producer``,
-    ``option_out_of_range``.
+    ``producer_needs_key``, ``producer_needs_tls``, ``producer_repeated``,
+    ``lane_needs_producer``, ``option_out_of_range``.
     """
     for name, low in (
         ("port", 0),
@@ -126,16 +126,28 @@ def check(config: DecoderConfig) -> DecoderConfig:
             found=config.host,
             hint="give --api-keys-file FILE with one key a line, or --host 127.0.0.1",
         )
-    if config.producer is None:
-        if config.lane == "remote":
+    if not config.producers and config.lane == "remote":
+        raise ConfigError(
+            "the lane remote needs a producer",
+            reason="lane_needs_producer",
+            field="lane",
+            hint="give --producer wss://HOST:PORT",
+        )
+    for number, url in enumerate(config.producers):
+        _check_producer(config, url)
+        if url in config.producers[:number]:
             raise ConfigError(
-                "the lane remote needs a producer",
-                reason="lane_needs_producer",
-                field="lane",
-                hint="give --producer wss://HOST:PORT",
+                "a producer was given twice", reason="producer_repeated", field="producer"
             )
-        return config
-    _check_producer(config, config.producer)
+    if config.pairings and len(config.pairings) != len(config.producers):
+        raise ConfigError(
+            "every producer has a pairing of its own",
+            reason="producer_needs_key",
+            field="pairing",
+            found=len(config.pairings),
+            expected=len(config.producers),
+            hint="give --producer URL --pairing FILE once for each, in the same order",
+        )
     return config
 
 
@@ -148,14 +160,14 @@ def _check_producer(config: DecoderConfig, url: str) -> None:
             field="producer",
             expected="wss://HOST:PORT, or ws://127.0.0.1:PORT",
         )
-    if scheme == "ws" and (not is_loopback(host) or config.pairing is not None):
+    if scheme == "ws" and (not is_loopback(host) or config.pairings):
         raise ConfigError(
             "a paired producer, or one on another machine, is reached by TLS alone",
             reason="producer_needs_tls",
             field="producer",
             hint="give a wss:// address and the file that pairing made",
         )
-    if (config.pairing if scheme == "wss" else config.key) is None:
+    if not (config.pairings if scheme == "wss" else config.key):
         raise ConfigError(
             "the producer's pairing is missing",
             reason="producer_needs_key",
@@ -185,8 +197,21 @@ def parser() -> argparse.ArgumentParser:
     add("--served-name", metavar="NAME", help="what clients call the model")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8000, help="port to listen on, 0 for any (%(default)s)")
-    add("--producer", metavar="URL", help="the producer, wss://HOST:PORT")
-    add("--pairing", metavar="FILE", help="the decoder's half of a pairing")
+    once = "once for each producer"
+    add(
+        *("--producer",),
+        action="append",
+        default=[],
+        metavar="URL",
+        help=f"the producer, wss://HOST:PORT; {once}",
+    )
+    add(
+        *("--pairing",),
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=f"the decoder's half of its pairing; {once}, in the same order",
+    )
     add("--key-fd", type=int, metavar="N", help="read a 32-byte pairing key from this pipe")
     add("--lane", choices=("auto", "local", "remote"), default="auto", help="who may prefill")
     add("--remote-threshold", type=int, metavar="N", help="ask the producer from N tokens on")
@@ -246,9 +271,9 @@ def config_from(args: list[str]) -> DecoderConfig:
             served_name=given.served_name,
             host=given.host,
             port=given.port,
-            producer=given.producer,
+            producers=tuple(given.producer),
             key=key,
-            pairing=given.pairing,
+            pairings=tuple(given.pairing),
             lane=given.lane,
             remote_threshold=given.remote_threshold,
             max_concurrent=given.max_concurrent,

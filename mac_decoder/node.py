@@ -150,19 +150,19 @@ class _Node:
         except Cancelled:
             return EXIT_OK
         # In a thread: another process may hold the state directory's lock for a while.
-        link = await asyncio.to_thread(self._make_link, checkpoint)
+        links = await asyncio.to_thread(self._make_links, checkpoint)
         keeper = await asyncio.to_thread(self._make_keeper, checkpoint)
         load = partial(model.load, checkpoint)
-        engine = Engine(load, self._engine_settings(), link, keeper)
+        engine = Engine(load, self._engine_settings(), links, keeper)
         service = self._service(engine, checkpoint)
         server = _Server(server_config(create_app(service), _DRAIN_S, self._custody))
         status = EXIT_ENGINE_FAULT
         try:
-            status = await self._serve(engine, service, server, link)
+            status = await self._serve(engine, service, server, links)
             return status
         finally:
-            if link is not None:
-                await asyncio.to_thread(link.close)
+            closing = [asyncio.to_thread(link.close) for link in links]
+            await asyncio.gather(*closing)
             # After a fault nobody answers on the port until this process has ended.
             publish_s = _PUBLISH_S if status == EXIT_OK else 0.0
             self._cut_short(status, publish_s + _STOP_S)
@@ -170,7 +170,7 @@ class _Node:
             log.info("stopped")
 
     async def _serve(
-        self, engine: Engine, service: Service, server: _Server, link: ProducerLink | None
+        self, engine: Engine, service: Service, server: _Server, links: list[ProducerLink]
     ) -> int:
         serving = asyncio.create_task(server.serve(sockets=[self._listening]))
         stopping = asyncio.create_task(self._stopping.wait())
@@ -185,9 +185,9 @@ class _Node:
             if not starting.done():
                 return EXIT_OK
             starting.result()
-            if link is not None:
+            for link in links:
                 link.start()
-                await first_attempt(link, self._stopping.is_set)
+            await asyncio.gather(*(first_attempt(link, self._stopping.is_set) for link in links))
             self._tell_ready()
             tasks.append(failing := asyncio.create_task(engine.failed()))
             await asyncio.wait([serving, stopping, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -248,20 +248,20 @@ class _Node:
 
         return report
 
-    def _make_link(self, checkpoint: Checkpoint) -> ProducerLink | None:
-        url = self._config.producer
-        if url is None:
-            return None
-        trust = self._trust()
-        producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
-        pairing = trust.pairing
+    def _make_links(self, checkpoint: Checkpoint) -> list[ProducerLink]:
+        links: list[ProducerLink] = []
         path = self._config.state_path / "generations.json"
-        numbers = Generations(path, pairing.key, pairing.epoch)
-        try:
-            numbers.reserve()
-        except TransferError as error:
-            log.warning("no handoffs for now (%s): %s", error.reason, error.message)
-        return ProducerLink(producer, numbers)
+        for number, url in enumerate(self._config.producers):
+            trust = self._trust(number)
+            producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
+            pairing = trust.pairing
+            numbers = Generations(path, pairing.key, pairing.epoch)
+            try:
+                numbers.reserve()
+            except TransferError as error:
+                log.warning("no handoffs for now (%s): %s", error.reason, error.message)
+            links.append(ProducerLink(producer, numbers))
+        return links
 
     def _make_keeper(self, checkpoint: Checkpoint) -> Keeper:
         """The tiers. Raises ``ConfigError`` (``store_locked``, ``cache_dir_unusable``, ...)."""
@@ -287,9 +287,9 @@ class _Node:
         if not keeper.close(publish_s):
             log.warning("not everything could be written to disk in %.0f s", publish_s)
 
-    def _trust(self) -> Trust:
-        if self._config.pairing is not None:
-            return trust_of_file(Path(self._config.pairing))
+    def _trust(self, number: int) -> Trust:
+        if self._config.pairings:
+            return trust_of_file(Path(self._config.pairings[number]))
         assert self._config.key is not None  # config.check saw to it
         return trust_of_key(self._config.key)
 

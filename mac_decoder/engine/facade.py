@@ -128,15 +128,15 @@ class Engine:
         self,
         load: Callable[[], LoadedModel],
         settings: EngineSettings | None = None,
-        link: Link | None = None,
+        links: Sequence[Link] = (),
         keeper: Keeper | None = None,
     ) -> None:
         """``load`` runs on the MLX thread, which then owns the weights; ``keeper`` keeps
         nothing if ``None``, and is closed by whoever made it.
         """
         self._settings = settings or EngineSettings()
-        self._worker = Worker(load, self._settings, link, keeper, self._deliver, self._started)
-        self._link = link
+        self._worker = Worker(load, self._settings, links, keeper, self._deliver, self._started)
+        self._links = links
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-mlx")
         self._text: Prompts | None = None
         self._streams: dict[int, Stream] = {}
@@ -197,7 +197,7 @@ class Engine:
             "open": len(self._streams),
             "open_limit": self._settings.max_active + self._settings.max_waiting,
             "power_assertion": self._power.held,
-            "link": None if self._link is None else described(self._link),
+            "links": [described(link) for link in self._links],
             **self._worker.snapshot,
         }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,9 +22,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mac_decoder.engine.admission import next_prefill
 from mac_decoder.engine.cuts import segments
 from mac_decoder.engine.events import Fallback, Progress
-from mac_decoder.engine.handoffs import PROGRESS_INTERVAL_S, Emit, Fetched, Handoffs
+from mac_decoder.engine.handoffs import PROGRESS_INTERVAL_S, Emit
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.prefill import LocalPrefill
+from mac_decoder.engine.producers import Fetched, Producers
 from mac_decoder.engine.rates import Average
 from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.restores import Ended, Restores
@@ -32,7 +33,7 @@ from mac_decoder.engine.sequences import Sequences
 from mac_decoder.handoff.link import Link
 from mac_decoder.keeper import Looked
 from mac_decoder.reporting import traced
-from mac_decoder.reuse import facts, ladder
+from mac_decoder.reuse import facts
 from mac_decoder.reuse.facts import (
     ContinueLive,
     DeltaHandoff,
@@ -74,7 +75,7 @@ class Filling:
         loaded: LoadedModel,
         step: int,
         fixed_threshold: int | None,
-        link: Link | None,
+        links: Sequence[Link],
         sequences: Sequences,
         answers: Answers,
         *,
@@ -96,10 +97,10 @@ class Filling:
             ready=lambda request, caches: self._begin_prefill(request, "compute", caches),
             failed=lambda request: self._go_on(request, "lookup"),
         )
-        self.handoffs = Handoffs(
+        self.producers = Producers(
             loaded,
             fixed_threshold,
-            link,
+            links,
             sequences,
             answers.fetched,
             answers.progress,
@@ -126,7 +127,7 @@ class Filling:
         count until they have ended.
         """
         held = [computing.request for computing in self._prefills]
-        held += [*self._looking.values(), *self.restores.held(), *self.handoffs.held()]
+        held += [*self._looking.values(), *self.restores.held(), *self.producers.held()]
         return sum(request.nbytes for request in held)
 
     def status(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Filling:
             "prefilling": len(self._prefills),
             "restoring": len(self.restores.held()),
             "fallbacks": dict(self.fallbacks),
-            **self.handoffs.status(self._local.per_second),
+            **self.producers.status(self._local.per_second),
         }
 
     # -- the way in and out
@@ -171,19 +172,15 @@ class Filling:
         """Plan with what is known by now, and begin; the time since the last stage is ``phase``."""
         now, reuse = time.perf_counter(), request.reuse
         first = reuse.plan is None
-        remote = self.handoffs.facts(request, self._local.per_second, now)
-        if reuse.away:
-            # This request knows more of the producer than the link does.
-            remote = facts.Remote(ready=False, reason=reuse.away)
-        plan = ladder.plan(self._facts(request, remote))
+        known, local = self._facts(request), self._local.per_second
+        producer, plan = self.producers.plan(request, known, local, now)
         reuse.plan = plan
         if first:
             reuse.shared, reuse.parts_at = plan.shared, plan.parts_at
         request.reasons = [*dict.fromkeys(reuse.tried), *plan.reasons]
-        self.handoffs.planned(plan, request.end, now)
         self._sequences.planned(request)
         if plan.refused:
-            self._failed(request, self.handoffs.unavailable(plan.reasons[-1]))
+            self._failed(request, self.producers.unavailable(producer, plan.reasons[-1]))
             return
         if plan.fallback and not request.fallback:
             self.fallbacks.update(plan.reasons[-1:])
@@ -198,11 +195,13 @@ class Filling:
             case facts.Local():
                 self._begin_prefill(request, phase)
             case FullHandoff():
-                self.handoffs.start(request, phase)
+                assert producer is not None
+                producer.start(request, phase)
             case DeltaHandoff() as delta:
-                self.handoffs.start(request, phase, delta)
+                assert producer is not None
+                producer.start(request, phase, delta)
 
-    def _facts(self, request: Request, remote: facts.Remote | None) -> Facts:
+    def _facts(self, request: Request) -> Facts:
         looked = request.reuse.looked
         return Facts(
             tokens=len(request.generation.tokens),
@@ -211,7 +210,6 @@ class Filling:
             live=self._sequences.live.offers(looked.space, looked.tokens) if looked.space else (),
             resident=looked.resident,
             durable=looked.durable,
-            remote=remote,
             reuse=bool(looked.space),
         )
 
@@ -219,14 +217,14 @@ class Filling:
         """Let go of a request that is in here; what is under way for it is told to stop."""
         self._prefills = [entry for entry in self._prefills if entry.request is not request]
         self._looking.pop(request.key, None)
-        self.handoffs.withdraw(request)
+        self.producers.withdraw(request)
         self.restores.withdraw(request)
 
     def close(self) -> None:
         """Withdraw everything and end the handoff thread."""
         self._prefills.clear()
         self.restores.close()
-        self.handoffs.close()
+        self.producers.close()
 
     # -- local
 
@@ -290,6 +288,12 @@ class Filling:
     def _do_without(self, request: Request, error: BatonError, phase: str) -> None:
         """Go on without the producer, or fail where the request insists on it."""
         name, reason = request.generation.request_id, error.reason
+        if self.producers.another(request):
+            log.warning("request %s: handoff failed (%s), asking another producer", name, reason)
+            request.reuse.away = reason
+            request.reuse.tried.append(reason)
+            self._go_on(request, phase)
+            return
         if request.generation.lane == "remote":
             log.warning("request %s: handoff failed (%s), and so does it", name, reason)
             self._failed(request, error)

@@ -1,4 +1,4 @@
-"""Handoffs: which prompts wait for the producer, which one is under way, and its end.
+"""One producer's handoffs: which prompts wait for it, which one is under way, and its end.
 
 MLX thread only, but for the callbacks that the handoff thread calls. A request enters by
 :meth:`Handoffs.start` and leaves by ``ready`` with caches at N-1, or by ``failed`` with the
@@ -36,7 +36,6 @@ from protocol.errors import (
     BatonError,
     EngineFault,
     LocalProtocolError,
-    RequestError,
     TransferError,
 )
 from protocol.layout import payload_bytes
@@ -69,7 +68,7 @@ class Handoffs:
         self,
         loaded: LoadedModel,
         fixed_threshold: int | None,
-        link: Link | None,
+        link: Link,
         sequences: Sequences,
         fetched: Fetched,
         progress: Emit,
@@ -86,7 +85,7 @@ class Handoffs:
         self._loaded = loaded
         self._fixed_threshold = fixed_threshold
         self._link = link
-        self._lane = None if link is None else RemoteLane(link, self._remote_progress, fetched)
+        self._lane = RemoteLane(link, self._remote_progress, fetched)
         self._progress = progress
         self._ready = ready
         self._failed = failed
@@ -110,19 +109,16 @@ class Handoffs:
 
     def speeds(self, local: float) -> Speeds:
         """The measured rates of both lanes; ``local`` is this machine's, in tokens per second."""
-        measured = None if self._link is None else self._link.rates
-        overhead = self._overhead
+        measured, overhead = self._link.rates, self._overhead
         return Speeds(
             local=local,
-            producer=measured.compute_tokens_per_s if measured else 0.0,
-            link=measured.wire_bytes_per_s if measured else 0.0,
+            producer=measured.compute_tokens_per_s,
+            link=measured.wire_bytes_per_s,
             overhead_s=overhead.seconds / overhead.amount if overhead.amount else 0.0,
         )
 
-    def facts(self, request: Request, local: float, now: float) -> facts.Remote | None:
-        """The producer, for the ladder's plan of ``request``; ``None`` without one."""
-        if self._link is None:
-            return None
+    def facts(self, request: Request, local: float, now: float) -> facts.Remote:
+        """The producer, for the ladder's plan of ``request``."""
         state, tile = self._link.state, self._link.tile
         if not state.ready:
             self._prefixes.forget()
@@ -149,14 +145,14 @@ class Handoffs:
         elif why & {"rates_favour_local", "below_threshold"} and end >= FIRST_GUESS:
             self._probing = self._probing.refused(now)
 
-    def unavailable(self, reason: str) -> BatonError:
-        """Why a request that insists on the producer cannot have it."""
-        if self._link is None:
-            return RequestError(
-                "this decoder has no producer", reason="no_producer", field="baton.lane"
-            )
-        error = self._link.error()
-        return error or TransferError("the producer is not connected", reason=reason)
+    @property
+    def ready(self) -> bool:
+        """Whether the producer could be asked now."""
+        return self._link.state.ready
+
+    def error(self) -> BatonError | None:
+        """Why it could not; ``None`` when it can."""
+        return self._link.error()
 
     def status(self, local: float) -> dict[str, Any]:
         """Counts and rates in plain types."""
@@ -165,12 +161,7 @@ class Handoffs:
             "waiting_for_producer": len(self._waiting),
             "fetching": self._fetching is not None,
             "handoffs": self._done,
-            "rates": {
-                "local_tokens_per_s": round(speeds.local, 1),
-                "producer_tokens_per_s": round(speeds.producer, 1),
-                "link_bytes_per_s": round(speeds.link),
-                "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
-            },
+            "rates": rates_of(speeds),
             "remote_threshold": self._fixed_threshold or threshold(self._bytes_per_token, speeds),
         }
 
@@ -198,11 +189,10 @@ class Handoffs:
         for request in self._waiting:
             request.reuse.disarm()
         self._waiting.clear()
-        if self._lane is not None:
-            self._lane.close()
+        self._lane.close()
 
     def _next(self) -> None:
-        if self._lane is None or self._fetching is not None or not self._waiting:
+        if self._fetching is not None or not self._waiting:
             return
         request = self._waiting.popleft()
         request.enter(Stage.REMOTE, time.perf_counter(), "queue")
@@ -318,8 +308,6 @@ class Handoffs:
 
     def _decide_again(self, error: BatonError) -> None:
         """Keep nothing waiting for a producer that, after ``error``, is known to be away."""
-        if self._link is None:
-            return
         away = self._link.state.name in ("down", "refused", "off")
         if not away and error.reason not in SILENCE:
             return
@@ -335,6 +323,16 @@ class Handoffs:
         if processed >= total or now - fetch.reported_at >= PROGRESS_INTERVAL_S:
             fetch.reported_at = now
             self._progress(fetch.key, Progress(processed, total, "remote"))
+
+
+def rates_of(speeds: Speeds) -> dict[str, float]:
+    """Measured rates in plain types."""
+    return {
+        "local_tokens_per_s": round(speeds.local, 1),
+        "producer_tokens_per_s": round(speeds.producer, 1),
+        "link_bytes_per_s": round(speeds.link),
+        "handoff_overhead_ms": round(speeds.overhead_s * 1e3, 3),
+    }
 
 
 def _bare(error: BaseException, name: str) -> BatonError:

@@ -58,9 +58,9 @@ class Reuse:
     ``start`` is the position from which its prompt was prefilled; ``history`` says how the rows
     in its caches were made, ``line`` what of them is kept. ``failures`` are the reasons of
     rungs that were tried and failed, ``tried`` these and why a handoff was tried, ``away`` why
-    it failed. ``shared`` and ``parts_at`` are those of the first plan. ``due`` waits for the
-    first token; ``poisoned``: nothing is kept. ``delta`` is the one that the producer is asked
-    for, ``armed`` its held cut.
+    it failed, ``without`` the producers that did. ``shared`` and ``parts_at`` are those of the
+    first plan. ``due`` waits for the first token; ``poisoned``: nothing is kept. ``delta`` is the
+    one that the producer is asked for, ``armed`` its held cut.
     """
 
     looked: Looked
@@ -77,6 +77,7 @@ class Reuse:
     failures: list[str] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
     away: str = ""
+    without: set[int] = field(default_factory=set)
     due: list[Kept] = field(default_factory=list)
     poisoned: bool = False
     delta: DeltaHandoff | None = None

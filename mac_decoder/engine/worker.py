@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +74,7 @@ class Cancel:
 class Fetched:
     """The handoff of ``key`` has ended, one way or the other."""
 
+    producer: int
     key: int
     outcome: Future[Arrived]
 
@@ -128,7 +129,7 @@ class Worker:
         self,
         load: Callable[[], LoadedModel],
         settings: EngineSettings,
-        link: Link | None,
+        links: Sequence[Link],
         keeper: Keeper | None,
         deliver: Deliver,
         started: Callable[[LoadedModel, Limits], None],
@@ -136,7 +137,7 @@ class Worker:
         """``load`` and ``started`` run on the MLX thread, ``deliver`` on that and others."""
         self._load = load
         self._settings = settings
-        self._link = link
+        self._links = links
         self._keeper = keeper
         self._deliver = deliver
         self._started = started
@@ -205,12 +206,12 @@ class Worker:
             loaded,
             self.limits.prefill_step,
             settings.remote_threshold,
-            self._link,
+            self._links,
             self._sequences,
             Answers(
                 looked=lambda key, outcome: self.post(LookedUp(key, outcome)),
                 restored=lambda key, outcome: self.post(RestoreEnded(key, outcome)),
-                fetched=lambda key, outcome: self.post(Fetched(key, outcome)),
+                fetched=lambda producer, key, outcome: self.post(Fetched(producer, key, outcome)),
                 progress=lambda key, progress: self._deliver([(key, progress)]),
             ),
             ready=self._begin_decode,
@@ -265,8 +266,8 @@ class Worker:
                     self._sequences.make_room(missing)
             case RestoreEnded(key, outcome):
                 self._filling.restores.take(key, outcome, wanted=key in self._requests)
-            case Fetched(key, outcome):
-                self._filling.handoffs.take(outcome, wanted=key in self._requests)
+            case Fetched(producer, key, outcome):
+                self._filling.producers.take(producer, outcome, wanted=key in self._requests)
             case Ask(answer):
                 answer.set_result(None)
             case Stop():

@@ -33,6 +33,9 @@ from protocol.blocks import BLOCK
 from protocol.layout import Layout, RecurrentLayer, SlidingLayer, payload_bytes
 from protocol.messages import History
 
+HANDOFFS: Final = (DeltaHandoff, FullHandoff)
+"""The actions that ask a producer."""
+
 SHORTFALLS: Final[dict[str, str]] = {
     "no_shared_prefix": "No tier holds the beginning of this prompt.",
     "prompts_part": "The prompt and what is held have different tokens from a position on.",
@@ -107,6 +110,30 @@ def plan(facts: Facts) -> Plan:
     if base.position or delta is not None:
         why = (*why, "delta_not_available")
     return Plan(FullHandoff(), (*reasons, *why), shared, parts_at, delta)
+
+
+def choose(choices: Sequence[Facts]) -> tuple[int, Plan]:
+    """The best of several producers for one prompt: its place in ``choices``, and its plan.
+
+    ``choices`` differ in ``remote`` alone. Where producers would be asked, it is the one that is
+    expected to be done first, behind its own backlog; one that was never measured is tried
+    before. Where none would be, the plan of the first that says so for a reason of its own.
+    """
+    plans = [plan(facts) for facts in choices]
+    asked = [n for n, found in enumerate(plans) if isinstance(found.action, HANDOFFS)]
+    if asked:
+        best = min(asked, key=lambda n: _promise(choices[n], plans[n].action.position))
+        return best, plans[best]
+    content = (n for n, found in enumerate(plans) if not (found.fallback or found.refused))
+    best = next(content, 0)
+    return best, plans[best]
+
+
+def _promise(facts: Facts, start: int) -> tuple[float, int]:
+    """What to compare producers by: less is better."""
+    remote = facts.remote
+    assert remote is not None
+    return _handoff_seconds(facts, remote, start) or 0.0, remote.backlog_tokens
 
 
 class _Lane(NamedTuple):

@@ -38,7 +38,7 @@ STATUS: dict[str, Any] = {
         "requests": {"waiting": 1, "remote": 0, "decode": 2},
         "ended": {"stop": 12, "length": 1},
         "generated_tokens": 1234,
-        "link": LINK,
+        "links": [LINK],
         "fallbacks": {"producer_down": 4},
         "rates": {
             "local_tokens_per_s": 55.2,

@@ -246,7 +246,7 @@ async def through_engine(
     nbytes = payload_bytes(MUSE, 0, position)
     with keeping(directory / "wide-cache", ram_bytes, checkpoint.identity) as (keeper, _):
         settings = EngineSettings(ram_bytes=ram_bytes)
-        engine = Engine(lambda: load(checkpoint), settings, None, keeper)
+        engine = Engine(lambda: load(checkpoint), settings, keeper=keeper)
         await engine.start()
         watch = Memory()
         asked = time.perf_counter()

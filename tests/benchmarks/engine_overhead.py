@@ -137,7 +137,7 @@ async def per_token(checkpoint: Checkpoint, pairs: int, length: int, count: int)
 async def before_boundary(checkpoint: Checkpoint, lengths: Sequence[int], tries: int) -> list[Any]:
     """From submit to the boundary step, where the prompt's rows have only to be copied."""
     link = CopyingLink(checkpoint.layout)
-    engine = Engine(lambda: load(checkpoint), EngineSettings(remote_threshold=1), link)
+    engine = Engine(lambda: load(checkpoint), EngineSettings(remote_threshold=1), [link])
     await engine.start()
     with ThreadPoolExecutor(1) as other:
         loop = asyncio.get_running_loop()

@@ -62,7 +62,7 @@ def test_two_machines_with_a_pairing(produce, serve, checkpoint, tmp_path):
     ).await_ready()
 
     def link() -> dict[str, object]:
-        return decoder.get("/status").json()["engine"]["link"]
+        return decoder.get("/status").json()["engine"]["links"][0]
 
     def ask(lane: str, text: str = LONG) -> dict:
         messages = [{"role": "user", "content": text}]
@@ -111,9 +111,9 @@ def test_other_weights_on_the_other_side_are_told_and_not_fatal(produce, serve, 
         *("--producer", producer.url),
         key=KEY,
     ).await_ready()
-    until(lambda: decoder.get("/status").json()["engine"]["link"]["state"] == "refused")
+    until(lambda: decoder.get("/status").json()["engine"]["links"][0]["state"] == "refused")
     status = decoder.get("/status").json()
-    assert status["engine"]["link"]["reason"] == "weights_differ"
+    assert status["engine"]["links"][0]["reason"] == "weights_differ"
     messages = [{"role": "user", "content": LONG}]
     answer = decoder.chat(messages=messages, max_tokens=4).json()
     assert answer["baton"]["source"] == "local"

@@ -93,7 +93,7 @@ def test_the_alibi_with_a_real_producer(
             *("--model", model, "--port", "0", "--producer", url, "--remote-threshold", "64"),
             key=key,
         ).await_ready()
-        until(lambda: decoder.get("/status").json()["engine"]["link"]["state"] == "ready")
+        until(lambda: decoder.get("/status").json()["engine"]["links"][0]["state"] == "ready")
         tokens = [3 + 7919 * (at + 1) % 104729 % 500 for at in range(2048)]
 
         def ask() -> dict[str, Any]:

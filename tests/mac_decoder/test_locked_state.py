@@ -29,7 +29,7 @@ def test_it_starts_serves_locally_says_why_and_stops(decoder, checkpoint, tmp_pa
     assert "state_dir_locked" in running.log
     answer = running.chat(max_tokens=3).json()
     assert answer["baton"]["source"] == "local"
-    link = running.get("/status").json()["engine"]["link"]
+    link = running.get("/status").json()["engine"]["links"][0]
     assert (link["state"], link["reason"]) == ("down", "state_dir_locked")
     began = time.monotonic()
     assert running.stop() == 0

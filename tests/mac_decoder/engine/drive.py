@@ -98,12 +98,13 @@ class Told:
 async def running(
     path: Path,
     settings: EngineSettings | None = None,
-    link: Link | None = None,
+    link: Link | Sequence[Link] | None = None,
     keeper: Keeper | None = None,
 ) -> AsyncIterator[Engine]:
     """An engine that is ready, and closed at the end; ``keeper`` is closed too."""
     checkpoint = read_checkpoint(path)
-    engine = Engine(lambda: load(checkpoint), settings, link, keeper)
+    links = link if isinstance(link, Sequence) else [] if link is None else [link]
+    engine = Engine(lambda: load(checkpoint), settings, links, keeper)
     await engine.start()
     try:
         yield engine

@@ -339,7 +339,7 @@ def test_held_rows_that_are_slow_to_come(
             link.gate = gate
             if how == "fails":
                 link.raises = TransferError("gone", reason="connection_lost")
-            engine._worker._filling.handoffs._lane._link = link  # type: ignore[union-attr]
+            engine._worker._filling.producers._each[0]._lane._link = link  # type: ignore[union-attr]
             gc.collect()
             gc.disable()
             try:

@@ -302,7 +302,7 @@ def test_what_the_producer_should_hold_is_remembered(checkpoint: Checkpoint) -> 
 
     async def main() -> None:
         async with running(path, ALWAYS, link) as engine:
-            handoffs = engine._worker._filling.handoffs
+            handoffs = engine._worker._filling.producers._each[0]
             known: list[int] = []
             ask_for = handoffs.facts
 
@@ -341,7 +341,7 @@ def test_a_link_that_is_down_is_not_asked(checkpoint: Checkpoint) -> None:
             found = await told(engine, ask(prompt(80), 3))
             assert found.finished.report.reasons == ("producer_down",)
             assert engine.status()["fallbacks"] == {"producer_down": 1}
-            told_of = engine.status()["link"]
+            told_of = engine.status()["links"][0]
             assert (told_of["state"], told_of["reason"]) == ("down", "producer_down")
 
     asyncio.run(main())

@@ -29,7 +29,7 @@ from mac_decoder.reuse.facts import (
     offers,
     without,
 )
-from mac_decoder.reuse.ladder import SHORTFALLS, plan, resume_position, served_depth
+from mac_decoder.reuse.ladder import SHORTFALLS, choose, plan, resume_position, served_depth
 from mac_decoder.reuse.radix import Radix
 from protocol.blocks import BLOCK
 from protocol.layout import FullLayer, Layout, SlidingLayer
@@ -756,3 +756,42 @@ def test_every_shortfall_is_explained() -> None:
     given_in_tables |= {line[-1] for line in LANES}
     # Whether everything is sent in place of a delta is the producer's decision.
     assert set(SHORTFALLS) - {"full_for_delta"} <= given_in_tables
+
+
+# -- several producers
+
+QUICK = replace(FAST, producer=20_000.0)
+UNKNOWN = Speeds(local=100.0)
+
+
+@pytest.mark.parametrize(
+    ("remotes", "chosen"),
+    [
+        ((Remote(speeds=FAST), Remote(speeds=QUICK)), 1),
+        ((Remote(speeds=FAST), Remote(speeds=QUICK, ready=False)), 0),
+        ((Remote(speeds=FAST), Remote(speeds=QUICK, backlog_tokens=100_000)), 0),
+        ((Remote(speeds=FAST, holds=4096), Remote(speeds=QUICK)), 0),
+        ((Remote(speeds=FAST), Remote(speeds=FAST)), 0),
+        ((Remote(speeds=FAST), Remote(speeds=UNKNOWN)), 1),
+        ((Remote(speeds=UNKNOWN, backlog_tokens=9), Remote(speeds=UNKNOWN)), 1),
+        ((Remote(ready=False), Remote(ready=False)), 0),
+    ],
+)
+def test_the_producer_that_is_expected_to_be_done_first(
+    remotes: tuple[Remote, ...], chosen: int
+) -> None:
+    known = [replace(NONE, tokens=4609, remote=remote) for remote in remotes]
+    number, found = choose(known)
+    assert number == chosen
+    assert found == plan(known[chosen])
+
+
+def test_where_none_would_be_asked_a_reason_of_its_own_counts_before_one_that_is_away() -> None:
+    short = [replace(NONE, tokens=20, remote=Remote(speeds=FAST, ready=ready)) for ready in (0, 1)]
+    number, found = choose(short)
+    assert number == 1
+    assert not found.fallback
+    insists = [replace(each, lane="remote") for each in short]
+    number, found = choose(insists)
+    assert number == 1
+    assert found.action == FullHandoff()

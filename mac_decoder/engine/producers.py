@@ -1,0 +1,129 @@
+"""All producers: which of them is asked for a prompt, and the next one where that fails.
+
+MLX thread only. Each producer has its own queue, lane and rates (``handoffs``); what is best for
+a prompt is ``reuse/ladder``'s decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mac_decoder.engine.handoffs import Emit, Handoffs, rates_of
+from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.rates import Speeds
+from mac_decoder.engine.remote import Arrived
+from mac_decoder.engine.request import Request
+from mac_decoder.engine.sequences import Sequences
+from mac_decoder.handoff.link import Link
+from mac_decoder.reuse import facts, ladder
+from mac_decoder.reuse.facts import Facts, Plan
+from protocol.errors import BatonError, RequestError, TransferError
+
+Fetched = Callable[[int, int, Future[Arrived]], None]
+"""Called with a producer's number, a request's key and what became of its handoff."""
+
+
+class Producers:
+    """None, one or several; they are known by their numbers, in the order they were given."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        fixed_threshold: int | None,
+        links: Sequence[Link],
+        sequences: Sequences,
+        fetched: Fetched,
+        progress: Emit,
+        *,
+        ready: Callable[[Request, list[Any]], None],
+        failed: Callable[[Request, BatonError, str], None],
+        lost: Callable[[Request, str], None],
+    ) -> None:
+        """See ``Handoffs``. ``failed`` is told once it is noted that this producer did."""
+        self._each = [
+            Handoffs(
+                loaded,
+                fixed_threshold,
+                link,
+                sequences,
+                partial(fetched, number),
+                progress,
+                ready=ready,
+                failed=partial(self._failed, number),
+                lost=lost,
+            )
+            for number, link in enumerate(links)
+        ]
+        self._tell = failed
+
+    def plan(
+        self, request: Request, known: Facts, local: float, now: float
+    ) -> tuple[Handoffs | None, Plan]:
+        """The best plan, and the producer that it asks or would have asked.
+
+        Those that have failed this request are not asked again: it knows more than their links.
+        """
+        left = self._left(request)
+        if not left:
+            away = facts.Remote(ready=False, reason=request.reuse.away) if self._each else None
+            return None, ladder.plan(replace(known, remote=away))
+        choices = [replace(known, remote=each.facts(request, local, now)) for each in left]
+        number, plan = ladder.choose(choices)
+        left[number].planned(plan, request.end, now)
+        return left[number], plan
+
+    def another(self, request: Request) -> bool:
+        """Whether a producer that has not failed ``request`` could be asked now."""
+        return any(each.ready for each in self._left(request))
+
+    def unavailable(self, chosen: Handoffs | None, reason: str) -> BatonError:
+        """Why a request that insists on a producer cannot have one."""
+        if not self._each:
+            return RequestError(
+                "this decoder has no producer", reason="no_producer", field="baton.lane"
+            )
+        error = None if chosen is None else chosen.error()
+        return error or TransferError("the producer is not connected", reason=reason)
+
+    def take(self, number: int, outcome: Future[Arrived], *, wanted: bool) -> None:
+        """See ``Handoffs.take``."""
+        self._each[number].take(outcome, wanted=wanted)
+
+    def held(self) -> list[Request]:
+        """The requests in here, those that were withdrawn in mid-handoff included."""
+        return [request for each in self._each for request in each.held()]
+
+    def withdraw(self, request: Request) -> None:
+        """Let go of a request; a handoff under way is told to stop."""
+        for each in self._each:
+            each.withdraw(request)
+
+    def close(self) -> None:
+        """Withdraw everything and end the handoff threads."""
+        for each in self._each:
+            each.close()
+
+    def status(self, local: float) -> dict[str, Any]:
+        """Counts over all producers, rates of the first, and each one's own, in plain types."""
+        each = [producer.status(local) for producer in self._each]
+        first = each[0] if each else {"rates": rates_of(Speeds(local)), "remote_threshold": None}
+        return {
+            "waiting_for_producer": sum(one["waiting_for_producer"] for one in each),
+            "fetching": any(one["fetching"] for one in each),
+            "handoffs": sum(one["handoffs"] for one in each),
+            "rates": first["rates"],
+            "remote_threshold": first["remote_threshold"],
+            "producers": each,
+        }
+
+    def _left(self, request: Request) -> list[Handoffs]:
+        without = request.reuse.without
+        return [each for number, each in enumerate(self._each) if number not in without]
+
+    def _failed(self, number: int, request: Request, error: BatonError, phase: str) -> None:
+        request.reuse.without.add(number)
+        self._tell(request, error, phase)
