@@ -72,6 +72,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.benchmarks.engine_overhead --model $$smollm2/fp32 && \
 	$(BIN)/python -m tests.benchmarks.endpoint_overhead && \
 	$(BIN)/python -m tests.benchmarks.reuse_ttft --model $$smollm2/fp32 && \
+	$(BIN)/python -m tests.benchmarks.delta_compute --model $$smollm2/fp32 && \
 	$(BIN)/python -m tests.benchmarks.publish_cost --model $$smollm2/fp32 && \
 	$(BIN)/python -m tests.benchmarks.lookup && \
 	$(BIN)/python -m tests.benchmarks.durable_restore && \
