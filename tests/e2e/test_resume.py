@@ -6,31 +6,40 @@ decoder's whole link, with a proxy between them that cuts.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from gb10_producer.synthetic import Synthetic
+from mac_decoder.engine.facade import Engine
+from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff import transfer
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.connection import Producer
 from mac_decoder.handoff.generations import Generations
 from mac_decoder.handoff.transfer import CREDIT
 from mac_decoder.handoff.trust import trust_of_key
+from mac_decoder.kv.install import extract
+from protocol.checkpoint import read_checkpoint
 from protocol.errors import TransferError
 from protocol.frames import HEADER_BYTES, MAX_FRAME_PAYLOAD
 from protocol.layout import Layout, payload_bytes, schedule
 from protocol.layouts_named import stand_in_identity
-from tests.e2e.running import until
+from tests.e2e.running import RunningProducer, until
 from tests.gb10_producer.peer import KEY, MIXED, WIDE, expected_regions
 from tests.gb10_producer.producer import Running, running, wait_until
+from tests.mac_decoder.engine.drive import ask, prompt, told
+from tests.mac_decoder.engine.drive import running as running_engine
+from tests.mac_decoder.engine.test_reuse import keeper_for, last_live, settled
 from tests.mac_decoder.handoff.producer import Memory
 from tests.proxy import Cut, End, Offset, Passing, Proxy, Stall
 
@@ -202,6 +211,53 @@ def test_an_outage_that_does_not_end_is_given_up(
         until(lambda: link.state.ready)
         assert fetched(link, WIDE) == 0
         assert producer.server.transfers.kept == 1, "it may still be asked for"
+
+
+@pytest.mark.parametrize("name", ["muse_glimmer", "lfm2"])
+def test_an_answer_is_the_same_and_says_what_happened(
+    produce: Callable[..., RunningProducer],
+    checkpoint: Callable[..., Path],
+    name: str,
+    tmp_path: Path,
+) -> None:
+    """A real model on either side: every byte of the caches and every token."""
+    path = checkpoint(name)
+    known = read_checkpoint(path)
+    words = ("--model", str(path), "--port", "0", "--device", "cpu", "--tile", "64")
+    producer = produce(*words, key=KEY.key).await_ready()
+    settings = EngineSettings(prefill_step=64, remote_threshold=1)
+    size = payload_bytes(known.layout, 0, 399)
+
+    async def main(link: ProducerLink, proxy: Proxy) -> None:
+        async with running_engine(path, settings, link, keeper_for(path)) as engine:
+            whole = await told(engine, ask(prompt(400, 1), 40))
+            await settled(engine)
+            expected = extracted(engine, known.layout)
+        async with running_engine(path, settings, link, keeper_for(path)) as engine:
+            cuts = (Cut(Offset(size // part, "payload")) for part in (3, 2))
+            proxy.inject(*cuts, Cut(Passing("seal")))
+            found = await told(engine, ask(prompt(400, 1), 40))
+            assert found.tokens == whole.tokens
+            assert found.finished.report.source == "remote"
+            assert "handoff_resumed" in found.finished.report.reasons
+            await settled(engine)
+            rows = extracted(engine, known.layout)
+            assert [
+                where for where in expected if not np.array_equal(expected[where], rows[where])
+            ] == []
+            assert engine.status()["links"][0]["resumed"] == 3
+
+    with Proxy(producer.url) as proxy:
+        target = Producer(proxy.url, trust_of_key(KEY.key), known.identity, known.layout)
+        numbers = Generations(tmp_path / "generations.json", KEY.key, 0)
+        with ProducerLink(target, numbers) as link:
+            until(lambda: link.state.ready)
+            asyncio.run(main(link, proxy))
+
+
+def extracted(engine: Engine, layout: Layout) -> dict[tuple[int, int], np.ndarray]:
+    live = last_live(engine)
+    return extract(live.caches, layout, live.position)
 
 
 @pytest.mark.soak
