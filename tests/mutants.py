@@ -1,4 +1,4 @@
-"""Breaks one rule of the reuse ladder at a time and shows that a test notices.
+"""Breaks one rule of the reuse ladder, or of a tier, at a time and shows that a test notices.
 
     python -m tests.mutants [NAME ...] [--json]
 
@@ -21,6 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 COPIED = ("protocol", "mac_decoder", "gb10_producer", "app", "tests", "conftest.py")
 ENGINE = "tests/mac_decoder/engine/test_reuse.py"
+PREFIXES = "tests/gb10_producer/test_prefix_cache.py"
 
 
 class Mutant(NamedTuple):
@@ -138,6 +139,48 @@ MUTANTS = (
         "np.copyto(target[start : start + _CHUNK], rows[start : start + _CHUNK])",
         "target[start : start + _CHUNK].fill(0)",
         (ENGINE, "-k", "replay_of and resident and qwen3_next"),
+    ),
+    Mutant(
+        "token comparison, producer",
+        "gb10_producer/prefix_cache.py",
+        " or not np.array_equal(tile.tokens, piece):",
+        ":",
+        (PREFIXES, "-k", "a_hash"),
+    ),
+    Mutant(
+        "what lies before a tile, producer",
+        "gb10_producer/prefix_cache.py",
+        "tile.parent is not parent or ",
+        "",
+        (PREFIXES, "-k", "what_lies_before_it"),
+    ),
+    Mutant(
+        "a window's last rows, producer",
+        "gb10_producer/prefix_cache.py",
+        "kept, attended = tile, window - 1",
+        "kept, attended = tile, max(window - 2, 0)",
+        (PREFIXES, "-k", "windows_go_on"),
+    ),
+    Mutant(
+        "a state lies in memory as it did, producer",
+        "gb10_producer/prefix_cache.py",
+        "flat.as_strided(state.shape, state.stride())",
+        "flat.view(state.shape)",
+        (PREFIXES, "-k", "lies_in_memory"),
+    ),
+    Mutant(
+        "a pass that failed leaves nothing, producer",
+        "gb10_producer/prefill.py",
+        "self._prefixes.clear()\n            raise",
+        "raise",
+        (PREFIXES, "-k", "fails_leaves_nothing"),
+    ),
+    Mutant(
+        "what a job goes on from is forgotten last, producer",
+        "gb10_producer/prefix_cache.py",
+        "                break\n            chain.tiles.append(tile)\n        self._touch(chain)",
+        "                break\n            chain.tiles.append(tile)",
+        (PREFIXES, "-k", "jobs_come_before"),
     ),
 )
 

@@ -241,6 +241,21 @@ def test_a_hash_leads_to_a_candidate_only(
     assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
 
 
+def test_a_tile_belongs_to_what_lies_before_it(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tiles of equal tokens have one name, whatever they follow."""
+    monkeypatch.setattr(PrefixCache, "_name", lambda self, chain, piece: piece.tobytes())
+    it = Twins(checkpoint("lfm2"))
+    prompt = crossing.tokens(200)
+    other = [*branch(prompt, 5, 64), *prompt[64:]]
+    it.check(prompt, 0, 200, 0)
+    it.check(other, 0, 200, 0)
+    it.check(other, 0, 200, 64)
+    it.check(prompt, 0, 200, 192)
+    assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
+
+
 def test_names_say_nothing_about_tokens(checkpoint: Checkpoints) -> None:
     one, other = (Twins(checkpoint("llama")) for _ in range(2))
     for it in (one, other):
