@@ -239,12 +239,16 @@ class Reader:
                 self.sent = max(self.sent, index)
                 self._backlog.passed()
 
-    def rewind(self, index: int) -> bool:
-        """Read again from ``index`` on; false where that item made room for others."""
+    def rewind(self, index: int, *, or_later: bool = False) -> bool:
+        """Read again from ``index`` on; false where that item made room for others.
+
+        ``or_later``: nothing of those that did is needed, and what comes next is fine.
+        """
         with self._backlog.lock:
-            if index < self._backlog.first:
+            first = self._backlog.first
+            if index < first and not or_later:
                 return False
-            self.position = self.sent = index
+            self.position = self.sent = max(index, first)
             self._backlog.passed()
             return True
 

@@ -262,7 +262,7 @@ class Connection:
                     self._accept(event)
                 case PeerAborted(error=error):
                     log.info("decoder withdrew", extra={"peer": self.peer, "reason": error.reason})
-                    self._end_transfer()
+                    self._end_transfer(error.reason)
                     assert self._machine is not None
                     self._machine.release(time.monotonic())
                 case Committed(generation=generation):
@@ -290,20 +290,26 @@ class Connection:
         span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
         key = hashlib.sha256(span + prefill.tokens).digest()
         work = Work(key, event.tokens, prefill.cut, end)
-        name = f"{id(self)}/{prefill.generation}"
+        sending = machine.sending
+        name = sending.name.hex()
         facts = {"peer": self.peer, "request": prefill.request, "generation": prefill.generation}
         try:
             if int(event.tokens.max(initial=0)) >= self._offer.vocabulary:
                 raise refusal(
                     "message_malformed", "a token is not in the vocabulary", field="tokens"
                 )
-            self._transfers.require_new(machine.sending)
+            self._transfers.require_new(sending)
             ticket = self._device.submit(name, work, self._wire.wake)
+            try:
+                transfer = self._transfers.add(sending, ticket, self)
+            except BatonError:
+                self._device.withdraw(ticket)
+                raise
         except BatonError as error:
             log.info("request refused", extra={**facts, **_loggable(error)})
             self._withdraw(error)
             return
-        self._serve_transfer(self._transfers.add(machine.sending, ticket, self))
+        self._serve_transfer(transfer)
         log.info(
             "request accepted",
             extra={**facts, "cut": prefill.cut, "end": end, "joined": ticket.joined},
@@ -338,7 +344,9 @@ class Connection:
     def _commit_late(self, committed: CommittedMessage) -> None:
         try:
             generation = self._transfers.commit(committed, self._offer.trust.pairing)
-        except IntegrityError:
+        except IntegrityError as error:
+            assert self._machine is not None
+            self._machine.shut(error)
             raise
         except BatonError as error:
             # It may come twice, and after it was let go: there is nothing left to do.
@@ -421,7 +429,7 @@ class Connection:
 
     def _withdraw(self, error: BatonError) -> None:
         """End the handoff from this side; the connection lives on."""
-        self._end_transfer()
+        self._end_transfer(error.reason)
         machine = self._machine
         if machine is not None and machine.state in (State.REQUESTED, State.STREAMING):
             machine.abort(error, time.monotonic())

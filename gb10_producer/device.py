@@ -172,9 +172,11 @@ class Device:
                 self._jobs = {n: job for n, job in self._jobs.items() if ticket not in job.tickets}
 
     def waits_for(self, ticket: Ticket) -> bool:
-        """Whether another job waits for the device, or for memory, that ``ticket`` holds."""
+        """Whether others wait for the device, for rows or for memory that ``ticket`` holds."""
         with self._pool.changed:
-            return self._pool.blocked > 0 if ticket.finished else self._queue.waiting > 0
+            if ticket.finished:
+                return self._pool.blocked > 0
+            return self._queue.holds_up(ticket.name)
 
     def fail(self, fault: EngineFault) -> None:
         """Fail closed: every ticket gets ``fault``, and nothing is computed any more."""
@@ -202,7 +204,7 @@ class Device:
         return job
 
     def _run(self) -> None:
-        while self.fault is None and (number := self._next()) is not None:
+        while self.fault is None and (number := self._next_or_fail()) is not None:
             job, computed = self._jobs[number], 0
             # What is not one of our errors leaves this thread: then the rows are not to be
             # trusted, and the fault stands.
@@ -216,6 +218,17 @@ class Device:
                 self._finish(number, job, computed, error)
                 if isinstance(error, EngineFault):
                     self.fail(error)
+
+    def _next_or_fail(self) -> int | None:
+        """The next job; what goes wrong between jobs is the device's fault like any other."""
+        done = False
+        try:
+            number = self._next()
+            done = True
+            return number
+        finally:
+            if not done:
+                self.fail(EngineFault("The device failed between two prefills."))
 
     def _next(self) -> int | None:
         while True:

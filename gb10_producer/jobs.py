@@ -146,6 +146,17 @@ class JobQueue:
             return Withdrawal.DROPPED
         return Withdrawal.UNKNOWN
 
+    def holds_up(self, ticket: str) -> bool:
+        """Whether others wait for what the ticket's job has: jobs behind it, or its other tickets.
+
+        A job that is over holds nobody up here.
+        """
+        jobs = list(self._jobs())
+        for index, job in enumerate(jobs):
+            if ticket in job.tickets:
+                return len(job.tickets) > 1 or index < len(jobs) - 1
+        return False
+
     def rows_are_gone(self, job: int) -> None:
         """Note that ``job`` let go of rows: who comes now has missed them and cannot join."""
         if self._running is not None and self._running.number == job:

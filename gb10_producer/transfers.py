@@ -20,7 +20,7 @@ from protocol.errors import BatonError
 from protocol.handoff import Sending
 from protocol.messages import Committed, Resume
 from protocol.pairing import Pairing
-from protocol.reasons import differs, refusal
+from protocol.reasons import REASONS, differs, refusal
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class Transfer:
     sending: Sending
     ticket: Ticket
     server: Server | None
-    name: bytes
+    arrived: int = 0
+    """Frames below this one have arrived: nobody may ask for them again."""
     marks: deque[tuple[int, int]] = field(default_factory=deque)
     """(frame, item of the backlog that has it), of frames that may be asked for again."""
     lost_at: float = 0.0
@@ -69,6 +70,7 @@ class Transfer:
 
     def acknowledge(self, frame: int) -> None:
         """Frames below ``frame`` have arrived: their rows need not be kept."""
+        self.arrived = max(self.arrived, frame)
         item = None
         while self.marks and self.marks[0][0] < frame:
             item = self.marks.popleft()[1]
@@ -77,16 +79,16 @@ class Transfer:
 
     def rewind(self, frame: int) -> None:
         """Go back to where ``frame`` can be sent again. Raises ``offset_differs``."""
-        reader = self.ticket.reader
+        reader, framed = self.ticket.reader, self.sending.framed
         item = next((item for sequence, item in self.marks if sequence >= frame), None)
         if item is None:
             # all that was sent has arrived
             item = self.marks[-1][1] if self.marks else reader.position
-        if not reader.rewind(item):
+        if not reader.rewind(item, or_later=frame == framed):
             first = reader.first()
             kept = (sequence for sequence, item in self.marks if item >= first)
-            lowest = next(kept, self.sending.framed)
-            raise differs("offset_differs", "next", frame, f"{lowest} to {self.sending.framed}")
+            raise differs("offset_differs", "next", frame, f"{next(kept, framed)} to {framed}")
+        self.arrived = frame
         self.marks.clear()
 
 
@@ -100,7 +102,7 @@ class Transfers:
         self._known: dict[bytes, Transfer] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()
         self.counts: Counter[str] = Counter()
-        """Resumed and committed late; refused, by reason; let go."""
+        """Resumed and committed late; refused, by reason; let go. Logged at the end."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -113,20 +115,31 @@ class Transfers:
             return sum(transfer.server is None for transfer in self._known.values())
 
     def require_new(self, sending: Sending) -> None:
-        """Return unless a RESUME was faster than its PREFILL, and was told that there is none.
+        """Return unless the PREFILL was sent before, or its RESUME was faster than it.
 
-        Then its decoder has asked anew. Raises TransferError ``transfer_unknown``.
+        A RESUME that was told that there is none has its decoder ask anew. Raises
+        PeerProtocolError ``generation_used``, TransferError ``transfer_unknown``.
         """
         with self._lock:
+            self._require_unknown(sending)
             if sending.name in self._ended:
                 raise refusal("transfer_unknown", "its decoder has asked anew", field="prefill")
 
     def add(self, sending: Sending, ticket: Ticket, server: Server) -> Transfer:
-        """A request was accepted, and ``server`` serves it."""
-        transfer = Transfer(sending, ticket, server, sending.name)
+        """A request was accepted, and ``server`` serves it.
+
+        Raises PeerProtocolError ``generation_used`` for one that was sent twice; the ticket stays
+        the caller's.
+        """
+        transfer = Transfer(sending, ticket, server)
         with self._lock:
-            self._known[transfer.name] = transfer
+            self._require_unknown(sending)
+            self._known[sending.name] = transfer
         return transfer
+
+    def _require_unknown(self, sending: Sending) -> None:
+        if sending.name in self._known:
+            raise refusal("generation_used", "this PREFILL was sent before", field="prefill")
 
     def let_go(self, transfer: Transfer, now: float) -> None:
         """Its connection was lost: keep it for a while, and no more than some."""
@@ -136,28 +149,37 @@ class Transfers:
             wanted, transfer.wanted = transfer.wanted, None
         kept.sort(key=lambda each: each.lost_at)
         for oldest in kept[: max(0, len(kept) - self._patience.most)]:
-            self.end(oldest, "transfer_expired")
+            self._expire(oldest)
         if wanted is not None:
             wanted()
 
     def end(self, transfer: Transfer, how: str) -> None:
         """It is over: free what it holds, and remember ``how``, a reason, for a late RESUME."""
         with self._lock:
-            if self._known.pop(transfer.name, None) is None:
+            name, begin = transfer.sending.name, transfer.sending.begin
+            if self._known.get(name) is not transfer:
                 return
-            begin = transfer.sending.begin
-            self._remember(transfer.name, how)
+            del self._known[name]
+            self._remember(name, how)
             if begin is not None:
                 self._remember(begin.transfer, how)
-            if how == "transfer_expired":
-                self.counts["let_go"] += 1
             wanted, transfer.wanted = transfer.wanted, None
         self._device.withdraw(transfer.ticket)
         if wanted is not None:
             wanted()
 
+    def _expire(self, transfer: Transfer) -> bool:
+        """Let go of what nobody serves; false where somebody does by now."""
+        with self._lock:
+            if transfer.server is not None:
+                return False
+            transfer.server = _NOBODY
+            self.counts["let_go"] += 1
+        self.end(transfer, "transfer_expired")
+        return True
+
     def _remember(self, name: bytes, how: str) -> None:
-        self._ended[name] = how
+        self._ended[name] = how if how in REASONS else "transfer_expired"
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -178,20 +200,17 @@ class Transfers:
     def _claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
         with self._lock:
             transfer = self._find(resume)
-            transfer.sending.require_resumable(resume, 0)
+            transfer.sending.require_resumable(resume, transfer.arrived)
             if transfer.server is not None:
-                transfer.wanted = wake
+                earlier, transfer.wanted = transfer.wanted, wake
+                if earlier is not None and earlier != wake:
+                    earlier()
                 transfer.server.give_up()
                 return None
-            transfer.server = server
-        try:
             transfer.rewind(resume.next)
-        except BatonError:
-            self.end(transfer, "transfer_expired")
-            raise
-        with self._lock:
+            transfer.server = server
             self.counts["resumed"] += 1
-        return transfer
+            return transfer
 
     def _find(self, resume: Resume) -> Transfer:
         transfer = self._known.get(resume.prefill)
@@ -242,7 +261,7 @@ class Transfers:
             failed = transfer.ticket.error is not None
             patience = self._patience
             late = waited >= (patience.in_the_way_s if in_the_way else patience.keep_s)
-            if (failed or late) and self._still_kept(transfer):
+            if (failed or late) and self._expire(transfer):
                 log.info(
                     "transfer let go",
                     extra={
@@ -251,21 +270,16 @@ class Transfers:
                         "in_the_way": in_the_way,
                     },
                 )
-                self.end(transfer, "transfer_expired")
-
-    def _still_kept(self, transfer: Transfer) -> bool:
-        with self._lock:
-            if transfer.server is None:
-                transfer.server = _NOBODY
-                return True
-            return False
 
     def close(self) -> None:
         """The producer stops: nothing is kept."""
         with self._lock:
             kept = [known for known in self._known.values() if known.server is None]
+            counts = dict(self.counts)
         for transfer in kept:
-            self.end(transfer, "transfer_expired")
+            self._expire(transfer)
+        if counts:
+            log.info("transfers in all", extra=counts)
 
 
 class _Nobody(Server):

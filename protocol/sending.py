@@ -28,6 +28,8 @@ class Sending:
         self.done = 0
         """Tokens computed so far, as told or to be told by PROGRESS."""
         self.raw_begin = b""
+        self.name = hashlib.sha256(raw).digest()
+        """The digest of the PREFILL, which no other request has: its nonce is in it."""
         self._raw = raw
         self._stream = seal.StreamDigest()
 
@@ -40,11 +42,6 @@ class Sending:
     def end(self) -> int:
         """The handoff's last position: how many tokens came."""
         return len(self.prefill.tokens) // 4
-
-    @property
-    def name(self) -> bytes:
-        """The digest of the PREFILL, which no other request has: its nonce is in it."""
-        return hashlib.sha256(self._raw).digest()
 
     @property
     def framed(self) -> int:

@@ -68,12 +68,15 @@ class Producers:
         Those that have failed this request are not asked again: it knows more than their links.
         """
         left = self._left(request)
-        if not left:
+        if not left or (request.reuse.without and not self.another(request)):
             away = facts.Remote(ready=False, reason=request.reuse.away) if self._each else None
             return None, ladder.plan(replace(known, remote=away))
         choices = [replace(known, remote=each.facts(request, local, now)) for each in left]
         number, plan = ladder.choose(choices)
-        left[number].planned(plan, request.end, now)
+        for each, facts_of_it in zip(left, choices, strict=True):
+            found = plan if each is left[number] else ladder.plan(facts_of_it)
+            if each is left[number] or "producer_probe" not in found.reasons:
+                each.planned(found, request.end, now)
         return left[number], plan
 
     def another(self, request: Request) -> bool:

@@ -222,6 +222,7 @@ class Transfer:
         connection.release()
         if not unheard:
             raise event.error
+        self._resumed -= 1
         self._start(connection)
 
     # A lost connection
@@ -258,12 +259,12 @@ class Transfer:
             try:
                 return self._connections.claim(self._order.cancelled)
             except (TransferError, CapacityError) as failure:
+                if self._order.cancelled():
+                    raise Cancelled("the request was withdrawn") from failure
                 # Where nobody listens, the process is gone, and with it what it computed.
                 hopeless = failure.reason in ("producer_down", "link_closed", "link_broken")
                 if hopeless or time.monotonic() >= until:
                     raise lost from failure
-            if self._order.cancelled():
-                raise Cancelled("the request was withdrawn")
             time.sleep(_RETRY_S)
 
     def _measure(self, sealed: Sealed, started: float, waited: float) -> Measured:

@@ -9,7 +9,7 @@ history allow it) and :func:`served_depth` (invariant 4: the durable tier vouche
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import lcm
+from math import inf, lcm
 from typing import Final, NamedTuple
 
 from mac_decoder.engine.rates import FIRST_GUESS, local_seconds, remote_seconds, threshold
@@ -116,24 +116,28 @@ def choose(choices: Sequence[Facts]) -> tuple[int, Plan]:
     """The best of several producers for one prompt: its place in ``choices``, and its plan.
 
     ``choices`` differ in ``remote`` alone. Where producers would be asked, it is the one that is
-    expected to be done first, behind its own backlog; one that was never measured is tried
-    before. Where none would be, the plan of the first that says so for a reason of its own.
+    expected to be done first, behind its own backlog. One that rates refused for long is doubted
+    first, one that was never measured is tried where nothing waits there. Where none would be
+    asked, it is the plan of the first that says so for a reason of its own.
     """
     plans = [plan(facts) for facts in choices]
     asked = [n for n, found in enumerate(plans) if isinstance(found.action, HANDOFFS)]
     if asked:
-        best = min(asked, key=lambda n: _promise(choices[n], plans[n].action.position))
+        best = min(asked, key=lambda n: _promise(choices[n], plans[n]))
         return best, plans[best]
     content = (n for n, found in enumerate(plans) if not (found.fallback or found.refused))
     best = next(content, 0)
     return best, plans[best]
 
 
-def _promise(facts: Facts, start: int) -> tuple[float, int]:
+def _promise(facts: Facts, found: Plan) -> tuple[bool, float, int]:
     """What to compare producers by: less is better."""
     remote = facts.remote
     assert remote is not None
-    return _handoff_seconds(facts, remote, start) or 0.0, remote.backlog_tokens
+    seconds = _handoff_seconds(facts, remote, found.action.position)
+    if seconds is None:
+        seconds = inf if remote.backlog_tokens else 0.0
+    return "producer_probe" not in found.reasons, seconds, remote.backlog_tokens
 
 
 class _Lane(NamedTuple):

@@ -76,6 +76,8 @@ class _Recovery:
     files: dict[str, Found]
     made: Recovered
     unknown: dict[bytes, _Unknown] = field(default_factory=dict)
+    superseded: set[bytes] = field(default_factory=set)
+    """Cuts of the index of which another file is taken."""
 
     def read_unknown(self, content: Content) -> None:
         """Cut files that the index does not know, the best one of each name.
@@ -107,10 +109,23 @@ class _Recovery:
             other = self.unknown.get(row.name)
             if other is None or not self._is_there(path, row.nbytes):
                 continue
-            if other.complete and other.modified_ns > self.files[path].modified_ns:
+            complete = self._has_blocks(row, {node.id: node for node in content.nodes})
+            held = _Unknown(path, row.name, row.position, complete, self.files[path].modified_ns)
+            if _better(other, held):
+                self.superseded.add(row.name)
                 self._note(path, "duplicate")
             else:
                 self._note(self.unknown.pop(row.name).path, "duplicate")
+
+    def _has_blocks(self, row: CutRow, nodes: dict[int, NodeRow]) -> bool:
+        """Whether the file of every block of an indexed cut is there."""
+        number = row.node
+        while number != NO_NODE:
+            node = nodes[number]
+            if node.file and names.block_path(node.file) not in self.files:
+                return False
+            number = node.parent
+        return True
 
     def take_index(self, content: Content) -> None:
         """Nodes and cuts of the index whose files are there at their size."""
@@ -124,6 +139,8 @@ class _Recovery:
         parents: dict[bytes, bytes] = {}
         for row in content.cuts:
             path = names.cut_path(row.file)
+            if row.name in self.superseded:
+                continue
             if self._is_there(path, row.nbytes):
                 del self.files[path]
                 cut = Cut(

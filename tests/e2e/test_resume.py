@@ -96,11 +96,14 @@ def test_cut_at_twenty_offsets(how: End, tmp_path: Path) -> None:
             # what was computed is not computed again, but for a PREFILL that did not arrive
             assert producer.device.prefills == computed + 1
             received = proxy.payload_bytes - before
-            assert lost == 1
-            assert planned <= received <= planned + lost * frame
+            assert lost <= 1
+            assert planned <= received <= planned + frame
             wait_until(lambda: at_rest(producer))
         assert link.rates.failures == {}
-        assert link.rates.resumed == producer.server.transfers.counts["resumed"] == 20
+        counts = producer.server.transfers.counts
+        assert link.rates.resumed == counts["resumed"]
+        # One whose PREFILL was overtaken by its RESUME is asked for anew.
+        assert counts["resumed"] + counts["transfer_unknown"] == 20
 
 
 def test_cut_twice_in_one_transfer(tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ def test_only_so_many_are_kept() -> None:
 def test_what_is_not_acknowledged_makes_room_where_nothing_else_does() -> None:
     """A window larger than the backlog: the handoff is never stuck, but cannot always resume."""
     source = Synthetic(WIDE, 32)
-    with running(source, pool_bytes=1 << 20) as producer:
+    patience = Patience(keep_s=3.0)
+    with running(source, pool_bytes=1 << 20, patience=patience) as producer:
         lost = Peer(producer.url, WIDE).handshake()
         lost.start(range(600), credit=64)
         assert lost.reception is not None
@@ -201,6 +202,98 @@ def test_what_is_not_acknowledged_makes_room_where_nothing_else_does() -> None:
             reason = caught.value.reason
         assert reason == "offset_differs"
         assert producer.server.transfers.counts["offset_differs"] == 1
+        assert producer.server.transfers.kept == 1, "another offset would be possible"
+        wait_until(lambda: at_rest(producer), 10.0)
+
+
+def test_a_lost_reader_of_a_shared_job_is_not_waited_for_long() -> None:
+    """Two want the same rows; one is gone, and the other's handoff must not stand still for it."""
+    source = Synthetic(WIDE, 32)
+    patience = Patience(keep_s=600.0, in_the_way_s=0.3)
+    gate = Gated(WIDE, 32)
+    with running(gate, pool_bytes=1 << 20, patience=patience) as producer:
+        lost, other = Peer(producer.url, WIDE).handshake(), Peer(producer.url, WIDE).handshake()
+        lost.start(range(600))
+        assert gate.reached.wait(5.0)
+        other.generation = 5
+        other.start(range(600))
+        wait_until(lambda: len(producer.server.transfers) == 2)
+        assert producer.jobs == (1, 0)
+        lost.vanish()
+        wait_until(lambda: producer.server.transfers.kept == 1)
+        gate.gate.set()
+        began = time.monotonic()
+        assert other.complete() == expected_regions(WIDE, range(600), 0, 32)
+        assert time.monotonic() - began < 10.0
+        assert source.tile == 32
+        other.socket.close()
+
+
+def test_one_that_waits_for_the_device_holds_nobody_up() -> None:
+    source = Gated()
+    patience = Patience(keep_s=600.0, in_the_way_s=0.2)
+    with running(source, patience=patience) as producer, Peer(producer.url) as other:
+        other.handshake().start(range(40))
+        assert source.reached.wait(5.0)
+        lost = Peer(producer.url).handshake()
+        lost.generation = 1
+        lost.start(TOKENS)
+        wait_until(lambda: producer.jobs == (1, 1))
+        lost.vanish()
+        wait_until(lambda: producer.server.transfers.kept == 1)
+        time.sleep(2.5)
+        assert producer.server.transfers.kept == 1
+        with Peer(producer.url) as peer:
+            peer.handshake().resume(lost)
+            source.gate.set()
+            assert peer.complete() == expected_regions(MIXED, TOKENS, 0, TILE)
+
+
+def test_what_was_acknowledged_cannot_be_asked_for_again() -> None:
+    with running(Synthetic(MIXED, TILE)) as producer:
+        lost = Peer(producer.url).handshake()
+        lost.start(TOKENS, credit=4)
+        assert lost.reception is not None
+        while lost.reception.received < 20:
+            lost.step()
+        lost.vanish()
+        wait_until(lambda: producer.server.transfers.kept == 1)
+        arrived = lost.reception.received
+        lost.reception.received = 1
+        assert answer_to_resume(producer, lost) == "offset_differs"
+        lost.reception.received = arrived
+        assert producer.server.transfers.kept == 1
+
+
+def test_where_only_the_seal_is_missing_no_row_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All frames arrived, and their rows made room for others."""
+    with running(Synthetic(WIDE, 32), pool_bytes=1 << 20) as producer:
+        lost = lost_after(producer, frames_of(600, WIDE, 32), WIDE, range(600))
+        wait_until(lambda: producer.server.transfers.kept == 1)
+        with Peer(producer.url, WIDE) as other:
+            other.handshake().generation = 7
+            assert other.fetch(range(300)) == expected_regions(WIDE, range(300), 0, 32)
+        with Peer(producer.url, WIDE) as peer:
+            peer.handshake().resume(lost)
+            assert peer.complete() == expected_regions(WIDE, range(600), 0, 32)
+
+
+def test_one_prefill_on_two_connections_is_served_once() -> None:
+    source = Gated()
+    with running(source) as producer:
+        one, two = Peer(producer.url).handshake(), Peer(producer.url).handshake()
+        sent: list[bytes] = []
+        send = one.socket.send
+        one.socket.send = lambda raw, **how: (sent.append(raw), send(raw, **how))[1]  # type: ignore[method-assign]
+        one.start(TOKENS)
+        assert source.reached.wait(5.0)
+        two.socket.send(sent[0], text=True)
+        answer = two.socket.recv(5.0)
+        assert "generation_used" in str(answer)
+        source.gate.set()
+        assert one.complete() == expected_regions(MIXED, TOKENS, 0, TILE)
+        one.socket.close()
+        two.socket.close()
         wait_until(lambda: at_rest(producer))
 
 

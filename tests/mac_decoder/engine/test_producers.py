@@ -69,6 +69,23 @@ def test_where_all_fail_the_last_error_is_told(checkpoint: Callable[..., Path]) 
     asyncio.run(main())
 
 
+def test_why_one_failed_is_told_where_the_other_is_away(checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("llama")
+    links = links_for(path, 2, TOKENS)
+    links[0].raises = TransferError("too slow", reason="deadline_exceeded")
+    links[1].state = LinkState("down", "producer_unreachable")
+
+    async def main() -> None:
+        async with running(path, ALWAYS, links) as engine:
+            found = await told(engine, ask(TOKENS, 5))
+            assert found.finished.report.source == "local"
+            assert found.finished.report.reasons[-1] == "deadline_exceeded"
+            assert found.fallbacks == ["deadline_exceeded"]
+            assert engine.status()["fallbacks"] == {"deadline_exceeded": 1}
+
+    asyncio.run(main())
+
+
 def test_one_that_is_away_is_passed_over(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("llama")
     links = links_for(path, 2, TOKENS)

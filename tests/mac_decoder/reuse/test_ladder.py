@@ -773,6 +773,8 @@ UNKNOWN = Speeds(local=100.0)
         ((Remote(speeds=FAST, holds=4096), Remote(speeds=QUICK)), 0),
         ((Remote(speeds=FAST), Remote(speeds=FAST)), 0),
         ((Remote(speeds=FAST), Remote(speeds=UNKNOWN)), 1),
+        ((Remote(speeds=FAST), Remote(speeds=UNKNOWN, backlog_tokens=9)), 0),
+        ((Remote(speeds=FAST), Remote(speeds=replace(FAST, producer=50.0), probe=True)), 1),
         ((Remote(speeds=UNKNOWN, backlog_tokens=9), Remote(speeds=UNKNOWN)), 1),
         ((Remote(ready=False), Remote(ready=False)), 0),
     ],
