@@ -288,8 +288,8 @@ class Connection:
         assert machine.sending is not None
         end = len(event.tokens)
         span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
-        key = hashlib.sha256(span + prefill.tokens).digest()
-        work = Work(key, event.tokens, prefill.cut, end)
+        key = hashlib.sha256(span + prefill.space + prefill.tokens).digest()
+        work = Work(key, event.tokens, prefill.cut, end, prefill.space)
         sending = machine.sending
         name = sending.name.hex()
         facts = {"peer": self.peer, "request": prefill.request, "generation": prefill.generation}

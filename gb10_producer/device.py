@@ -20,6 +20,7 @@ from gb10_producer.jobs import JobQueue, Withdrawal
 from gb10_producer.memory import Ledger, prefill_bytes
 from gb10_producer.prefill import Prefiller
 from protocol.errors import BatonError, CapacityError, EngineFault
+from protocol.messages import NO_SPACE
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,13 @@ _RELIEF_S = 5.0
 
 @dataclass(frozen=True)
 class Work:
-    """What to compute: rows of ``[cut, end)`` of ``tokens``. Equal ``key``, equal rows."""
+    """What to compute: rows of ``[cut, end)`` of ``tokens``. Equal ``key``, equal rows and space."""
 
     key: bytes
     tokens: NDArray[np.uint32] = field(repr=False)
     cut: int
     end: int
+    space: bytes = NO_SPACE
 
 
 @dataclass
@@ -259,6 +261,7 @@ class Device:
         def progress(position: int) -> None:
             job.position = position
 
+        self._prefiller.turn_to(work.space)
         self._prefiller.recall(work.tokens, work.end)  # room is made elsewhere first
         with self._ledger.reserve(needed):
             computes = work.end - self._prefiller.recall(work.tokens, work.end)

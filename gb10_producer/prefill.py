@@ -102,6 +102,10 @@ class Prefiller(Protocol):
         """
         ...
 
+    def turn_to(self, space: bytes) -> None:
+        """From now on use and keep what belongs to ``space``, 32 bytes; ``NO_SPACE``: nothing."""
+        ...
+
     def recall(self, tokens: Tokens, end: int) -> int:
         """How many of ``tokens[:end]`` a prefill would not compute now; whoever needs memory
         takes it from what is kept of others first.
@@ -175,6 +179,10 @@ class TorchPrefiller:
         """See :meth:`Prefiller.keep_prefixes`."""
         self._prefixes.clear()
         self._prefixes = self._kept_in(ledger, budget)
+
+    def turn_to(self, space: bytes) -> None:
+        """See :meth:`Prefiller.turn_to`."""
+        self._prefixes.turn_to(space)
 
     def recall(self, tokens: Tokens, end: int) -> int:
         """See :meth:`Prefiller.recall`."""

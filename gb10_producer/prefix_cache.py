@@ -38,6 +38,7 @@ from transformers.cache_utils import (
 from gb10_producer.memory import Ledger
 from protocol.errors import ConfigError, LocalProtocolError
 from protocol.layout import Layout, RecurrentLayer, SlidingLayer
+from protocol.messages import NO_SPACE
 
 _ALIGNED: Final = 64
 _KNOWN: Final = (
@@ -91,6 +92,14 @@ class Footprint:
     def nbytes(self) -> int:
         """Bytes of a tile."""
         return self.row_bytes + self.state_bytes
+
+
+def lacks_memory(error: RuntimeError, device: torch.device) -> bool:
+    """Whether torch says that there is no memory, and not that the device failed."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    # torch gives the failure of its CPU allocator no type of its own
+    return device.type == "cpu" and "DefaultCPUAllocator" in str(error)
 
 
 def footprint(layers: Sequence[Any], layout: Layout, tile: int) -> Footprint:
@@ -216,6 +225,7 @@ class PrefixCache:
         self._ledger = ledger
         self._budget = budget
         self._seed = os.urandom(32)
+        self._space = b""
         # The least recently used one first, and each before its parent.
         self._tiles: OrderedDict[bytes, Tile] = OrderedDict()
         self.used = 0
@@ -224,6 +234,10 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._tiles)
+
+    def turn_to(self, space: bytes) -> None:
+        """Find and keep what belongs to ``space`` from now on; with ``NO_SPACE`` nothing."""
+        self._space = space
 
     def find(self, tokens: Sequence[int] | NDArray[np.uint32], end: int) -> Chain:
         """What is held of ``tokens[:end]``, from now on the most recently used."""
@@ -308,12 +322,14 @@ class PrefixCache:
 
     def _next_piece(self, chain: Chain) -> NDArray[np.uint32] | None:
         """The tokens of the first tile behind the chain's, if there are enough for a whole one."""
+        if self._space == NO_SPACE:
+            return None
         first = len(chain.tiles) * self._form.tile
         piece = chain.prompt[first : first + self._form.tile]
         return piece if len(piece) == self._form.tile else None
 
     def _name(self, chain: Chain, piece: NDArray[np.uint32]) -> bytes:
-        before = chain.tiles[-1].name if chain.tiles else self._seed
+        before = chain.tiles[-1].name if chain.tiles else self._seed + self._space
         return hashlib.sha256(before + piece.tobytes()).digest()
 
     def _buffer(self, chain: Chain) -> torch.Tensor | None:
@@ -333,9 +349,11 @@ class PrefixCache:
         self.used += nbytes
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._form.device)
-        except RuntimeError:  # also torch's when there is no memory
-            self._give()  # no prefill fails for what would be kept beside it
-            return None
+        except RuntimeError as error:
+            self._give()
+            if not lacks_memory(error, self._form.device):
+                raise
+            return None  # no prefill fails for what would be kept beside it
 
     def _touch(self, chain: Chain) -> None:
         for tile in reversed(chain.tiles):

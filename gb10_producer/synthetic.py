@@ -55,6 +55,9 @@ class Synthetic:
     def keep_prefixes(self, ledger: Ledger, budget: int) -> None:
         """Nothing: what is not computed need not be kept."""
 
+    def turn_to(self, space: bytes) -> None:
+        """Nothing is kept."""
+
     def recall(self, tokens: Tokens, end: int) -> int:
         """Nothing is held of any prompt."""
         return 0

@@ -19,7 +19,15 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from gb10_producer.prefill import Emit, Rows, State
-from gb10_producer.prefix_cache import Chain, Footprint, PrefixCache, Recording, Tile, footprint
+from gb10_producer.prefix_cache import (
+    Chain,
+    Footprint,
+    PrefixCache,
+    Recording,
+    Tile,
+    footprint,
+    lacks_memory,
+)
 from protocol.architectures import Architecture
 from protocol.errors import CapacityError, ConfigError, EngineFault
 from protocol.layout import AttentionLayer, Layout, RecurrentLayer, Span, StateArray, spans
@@ -290,11 +298,8 @@ def open_pass(
             yield Pass(decoder, layout, architecture, cut, end, outlet)
         drained = True
         outlet.close(drain=True)
-    except torch.OutOfMemoryError as error:
-        raise _out_of_memory(device) from error
     except RuntimeError as error:
-        # torch gives the failure of its CPU allocator no type of its own
-        if device.type == "cpu" and "DefaultCPUAllocator" in str(error):
+        if lacks_memory(error, device):
             raise _out_of_memory(device) from error
         raise EngineFault(
             f"the device failed during a prefill: {type(error).__name__}",

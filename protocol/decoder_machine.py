@@ -16,6 +16,7 @@ from protocol.identity import Identity
 from protocol.layout import Layout, Slot
 from protocol.machine import Machine
 from protocol.messages import (
+    NO_SPACE,
     VERSION,
     Begin,
     Credit,
@@ -121,6 +122,7 @@ class DecoderHandoff(Machine):
         cut: int = 0,
         or_full: bool = False,
         extra_cuts: tuple[int, ...] = (),
+        space: bytes = NO_SPACE,
         deadline_s: float | None = None,
         credit: int = 32,
     ) -> Reception:
@@ -132,7 +134,7 @@ class DecoderHandoff(Machine):
         ``tokens`` are those *before* the boundary token. ``generation`` was reserved for
         this request alone and ascends on a connection; ``nonce`` is 32 fresh random bytes.
         ``or_full``: BEGIN may name 0 instead of ``cut``, so that a full handoff takes the
-        delta's place. ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
+        delta's place. ``space``: who shares what the producer keeps. ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
         ``credit``: frames under way at one time.
 
         Raises CapacityError ``prompt_too_long``; LocalProtocolError in the wrong state, for
@@ -154,6 +156,7 @@ class DecoderHandoff(Machine):
                 generation=generation,
                 nonce=nonce,
                 identity=self._identity.digest(),
+                space=space,
                 cut=cut,
                 extra_cuts=extra_cuts,
                 deadline_ms=round(allowed_s * 1000),

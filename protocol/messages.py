@@ -35,6 +35,8 @@ MAX_FRAMES: Final = 1 << 20
 MAX_PAYLOAD: Final = 1 << 46
 NO_TRANSFER: Final = bytes(16)
 """RESUME's name of a transfer whose BEGIN did not arrive."""
+NO_SPACE: Final = bytes(32)
+"""PREFILL's name of no space: nothing that the producer keeps is used for it, or kept of it."""
 CONTROL_BYTES: Final = 16 * 1024
 """Longest control message but PREFILL, in bytes."""
 
@@ -110,14 +112,15 @@ class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pref
     """Decoder: asks for the cache of ``[cut, end)``; ``tokens`` are uint32 LE of ``[0, end)``.
 
     The boundary token is not among them. ``extra_cuts`` are positions inside where a cut
-    would be welcome; a producer of version 1 ships none of them. ``deadline_ms`` runs from
-    receipt, ``credit`` is the number of frames that may be sent at once.
+    would be welcome; a producer of version 1 ships none of them. ``space`` names who shares
+    what the producer keeps of prompts (see :func:`space_of`). ``deadline_ms`` runs from receipt, ``credit`` is the number of frames that may be sent at once.
     """
 
     request: Word
     generation: Generation
     nonce: Bytes32
     identity: Bytes32
+    space: Bytes32
     cut: Position
     extra_cuts: Annotated[tuple[Position, ...], msgspec.Meta(max_length=MAX_EXTRA_CUTS)]
     deadline_ms: Millis
@@ -347,6 +350,14 @@ def decode_tokens(raw: bytes) -> NDArray[np.uint32]:
     if len(raw) % 4:
         raise differs("message_malformed", "tokens", f"{len(raw)} bytes", "a multiple of 4")
     return np.frombuffer(raw, dtype="<u4")
+
+
+def space_of(namespace: bytes) -> bytes:
+    """What a producer is told of a namespace (see ``blocks``): a digest that names no block.
+
+    ``NO_SPACE`` for an empty one.
+    """
+    return hashlib.sha256(b"baton space 1" + namespace).digest() if namespace else NO_SPACE
 
 
 def token_digest(raw: bytes) -> bytes:

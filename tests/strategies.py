@@ -108,6 +108,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         generation=generations,
         nonce=nonces,
         identity=nonces,
+        space=nonces,
         cut=positions,
         extra_cuts=st.lists(positions, max_size=4).map(tuple),
         deadline_ms=st.integers(1, 864_000_000),

@@ -39,6 +39,7 @@ from protocol.errors import (
     TransferError,
 )
 from protocol.layout import payload_bytes
+from protocol.messages import space_of
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Handoffs:
         prompt = request.reuse.looked.tokens[: request.end]
         return facts.Remote(
             tile=tile or 1,
-            holds=self._prefixes.holds(prompt, tile or 1),
+            holds=self._prefixes.holds(request.reuse.looked.space, prompt, tile or 1),
             deltas=tile > 0 and self._sequences.keeper is not None,
             ready=state.ready,
             reason=state.reason or f"producer_{state.name}",
@@ -199,7 +200,8 @@ class Handoffs:
         delta, keeper = request.reuse.delta, self._sequences.keeper
         shadow = Shadow(self._loaded.layout, delta.position if delta else 0, request.end)
         generation = request.generation
-        fetch = Fetch(request.key, generation.request_id, generation.tokens)
+        space = space_of(request.reuse.looked.space)
+        fetch = Fetch(request.key, generation.request_id, generation.tokens, space)
         self._fetching = _Fetching(request, fetch, shadow)
         if delta is None or keeper is None:
             self._lane.start(fetch, shadow)
@@ -284,7 +286,8 @@ class Handoffs:
         self._note_provenance(request, handoff, restored)
         request.computed_tokens = handoff.manifest.computed_tokens
         prompt = request.reuse.looked.tokens[: request.end]
-        self._prefixes.handed_off(prompt, request.computed_tokens, handoff.manifest.tile)
+        space, tile = request.reuse.looked.space, handoff.manifest.tile
+        self._prefixes.handed_off(space, prompt, request.computed_tokens, tile)
         self._done += 1
         handoff.committed()
         self._ready(request, caches)

@@ -30,6 +30,7 @@ class Fetch:
     key: int
     request_id: str
     tokens: Sequence[int]
+    space: bytes
     withdrawn: threading.Event = field(default_factory=threading.Event)
     reported_at: float = 0.0
     sealed_at: float = 0.0
@@ -104,6 +105,7 @@ class RemoteLane:
             fetch.tokens,
             destination,
             request_id=fetch.request_id,
+            space=fetch.space,
             cancelled=cancelled,
             progress=partial(self._progress, fetch),
         )

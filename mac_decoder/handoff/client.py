@@ -17,7 +17,7 @@ from mac_decoder.handoff.pool import Pool
 from mac_decoder.handoff.transfer import Measured, Order, Transfer
 from protocol.errors import BatonError, Cancelled, TransferError
 from protocol.handoff import Sealed
-from protocol.messages import Begin, HelloAck
+from protocol.messages import NO_SPACE, Begin, HelloAck
 
 MAX_CONNECTIONS: Final = 4
 """One may wait for its commit and others at the producer while one receives."""
@@ -135,12 +135,13 @@ class ProducerLink:
         shadow: Destination,
         *,
         request_id: str = "",
+        space: bytes = NO_SPACE,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda processed, total: None,
     ) -> Received:
         """See ``link.Link.fetch``."""
         try:
-            return self._fetch(tokens, shadow, request_id, cancelled, progress)
+            return self._fetch(tokens, shadow, request_id, space, cancelled, progress)
         except BatonError as error:
             if self._pool.closing and isinstance(error, Cancelled):
                 error = TransferError("the link is closed", reason="link_closed")
@@ -153,12 +154,14 @@ class ProducerLink:
         tokens: Sequence[int],
         shadow: Destination,
         request_id: str,
+        space: bytes,
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> Received:
         order = Order(
             tokens=tokens[: shadow.end],
             request_id=_word(request_id),
+            space=space,
             generation=self._numbers.take,
             layout=self._layout,
             cancelled=lambda: self._pool.closing or cancelled(),

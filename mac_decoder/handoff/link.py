@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, Self
 
 from protocol.errors import BatonError
 from protocol.layout import Slot
+from protocol.messages import NO_SPACE
 
 LinkName = Literal["off", "connecting", "ready", "down", "refused"]
 """``off``: no producer configured, or closed. ``connecting``: first attempt under way.
@@ -140,14 +141,16 @@ class Link(Protocol):
         shadow: Destination,
         *,
         request_id: str = "",
+        space: bytes = NO_SPACE,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda processed, total: None,
     ) -> Handoff:
         """Have the producer prefill ``tokens`` and receive ``[shadow.cut, shadow.end)``.
 
         ``tokens`` is the whole prompt of N tokens, boundary token included, and
-        ``shadow.end == N - 1``. Blocks until the seal is verified. ``cancelled`` is polled
-        at least every 100 ms; ``progress(processed, total)`` is called in this thread.
+        ``shadow.end == N - 1``. ``space`` names who shares what the producer keeps. Blocks until
+        the seal is verified. ``cancelled`` is polled at least every 100 ms; ``progress(processed,
+        total)`` is called in this thread.
         The shadow's bytes are worthless after any error, and may be freed then.
 
         Raises ``TransferError`` (producer away, died, too slow: ``producer_down``,

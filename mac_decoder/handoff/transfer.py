@@ -58,6 +58,7 @@ class Order:
 
     tokens: Sequence[int]
     request_id: str
+    space: bytes
     generation: Callable[[], int]
     layout: Layout
     cancelled: Callable[[], bool]
@@ -149,6 +150,7 @@ class Transfer:
             nonce=os.urandom(32),
             request_id=self._order.request_id,
             tokens=self._order.tokens,
+            space=self._order.space,
             cut=self._shadow.cut,
             or_full=self._shadow.cut > 0,
             credit=self._credit,

@@ -25,30 +25,33 @@ class RemotePrefixes:
     """
 
     def __init__(self) -> None:
-        self._held: deque[NDArray[np.uint32]] = deque(maxlen=PROMPTS)
+        self._held: deque[tuple[bytes, NDArray[np.uint32]]] = deque(maxlen=PROMPTS)
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def holds(self, tokens: NDArray[np.uint32], tile: int) -> int:
-        """How many of ``tokens`` the producer should not have to compute."""
-        shared = (common_prefix(held, tokens) for held in self._held)
+    def holds(self, space: bytes, tokens: NDArray[np.uint32], tile: int) -> int:
+        """How many of ``tokens`` the producer should not have to compute, in their namespace."""
+        shared = (common_prefix(held, tokens) for owner, held in self._held if owner == space)
         return max(shared, default=0) // tile * tile
 
-    def handed_off(self, tokens: NDArray[np.uint32], computed: int, tile: int) -> None:
+    def handed_off(
+        self, space: bytes, tokens: NDArray[np.uint32], computed: int, tile: int
+    ) -> None:
         """The producer computed the last ``computed`` of ``tokens``, and now holds them all.
 
         What it was thought to hold, and computed all the same, it does not hold for others.
         """
         reused = len(tokens) - computed
-        kept: list[NDArray[np.uint32]] = []
-        for held in self._held:
-            shared = common_prefix(held, tokens)
-            if shared == len(held):
+        kept: list[tuple[bytes, NDArray[np.uint32]]] = []
+        for owner, held in self._held:
+            shared = common_prefix(held, tokens) if owner == space else 0
+            if owner == space and shared == len(held):
                 continue  # the newest prompt goes on from it
-            kept.append(held if shared // tile * tile <= reused else held[:reused])
-        whole = tokens[: len(tokens) // tile * tile].copy()
-        self._held = deque((held for held in [*kept, whole] if len(held)), maxlen=PROMPTS)
+            kept.append((owner, held if shared // tile * tile <= reused else held[:reused]))
+        if space:
+            kept.append((space, tokens[: len(tokens) // tile * tile].copy()))
+        self._held = deque((each for each in kept if len(each[1])), maxlen=PROMPTS)
 
     def forget(self) -> None:
         """The producer may be another one by now."""

@@ -39,6 +39,8 @@ from protocol.layouts_named import stand_in_identity
 from protocol.pairing import Pairing, PinnedCertificates
 
 KEY = Pairing(b"k" * 32, 0)
+SPACE = b"s" * 32
+"""Whose prompts the producer may keep, unless a test says otherwise."""
 
 MIXED = Layout(
     (
@@ -127,6 +129,7 @@ class Peer:
             (region.index, region.role): bytearray(b"\xa5" * region.nbytes)
             for region in regions(self.layout, cut, len(tokens))
         }
+        options.setdefault("space", SPACE)
         self.reception = self.machine.start(
             generation=self.generation,
             nonce=os.urandom(32),

@@ -26,6 +26,7 @@ from protocol.errors import (
     LocalProtocolError,
 )
 from protocol.layout import KEY, STATE, schedule
+from protocol.messages import NO_SPACE
 from tests import crossing
 from tests.gb10_producer.test_prefill import fail_in_layer, ignore, never, raise_it
 from tests.tiny_models import NAMES, REFUSED, WINDOW
@@ -380,6 +381,19 @@ def test_a_prompt_longer_than_the_budget_keeps_its_beginning(checkpoint: Checkpo
     it.check(prompt, 0, 300, 0)
     it.check(prompt, 0, 300, 128)
     assert len(it.prefixes) == 2
+
+
+def test_prompts_of_another_space_are_not_compared(checkpoint: Checkpoints) -> None:
+    """Nor do their times tell what others asked."""
+    it = Twins(checkpoint("llama"))
+    prompt = crossing.tokens(150)
+    held: list[int] = []
+    for space in (b"a" * 32, b"b" * 32, b"a" * 32, b"b" * 32, NO_SPACE, NO_SPACE):
+        it.warm.turn_to(space)
+        held.append(it.warm.recall(prompt, 150))
+        it.check(prompt, 0, 150, held[-1])
+    assert held == [0, 0, 128, 128, 0, 0]
+    assert len(it.prefixes) == 4
 
 
 def test_no_budget_keeps_nothing(checkpoint: Checkpoints) -> None:

@@ -59,7 +59,7 @@ def test_the_deepest_real_prompt_is_allowed() -> None:
 
 def asked_and_answered(cut: int = 4) -> tuple[Prefill, Begin]:
     tokens = encode_tokens(range(9))
-    prefill = Prefill("r", 1, bytes(32), bytes(32), 4, (), 1, 1, tokens)
+    prefill = Prefill("r", 1, bytes(32), bytes(32), bytes(32), 4, (), 1, 1, tokens)
     whole = (History(cut, 9, Recipe("producer", "cpu", "bfloat16", 4)),)
     begin = make_begin(
         prefill, LAYOUT, 4, transfer=bytes(16), cut=cut, computed_tokens=9, history=whole

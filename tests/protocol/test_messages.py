@@ -18,6 +18,7 @@ from protocol.errors import PeerProtocolError
 from protocol.messages import (
     CONTROL_BYTES,
     MESSAGES,
+    NO_SPACE,
     Credit,
     Message,
     Prefill,
@@ -28,6 +29,7 @@ from protocol.messages import (
     encode,
     encode_tokens,
     prefill_limit,
+    space_of,
     token_digest,
 )
 from tests import strategies
@@ -193,6 +195,7 @@ def test_the_limit_of_prefill_holds_its_tokens(count: int) -> None:
         generation=(1 << 53) - 1,
         nonce=bytes(32),
         identity=bytes(32),
+        space=bytes(32),
         cut=0,
         extra_cuts=tuple(range(1 << 19, (1 << 19) + 64)),
         deadline_ms=864_000_000,
@@ -205,7 +208,7 @@ def test_the_limit_of_prefill_holds_its_tokens(count: int) -> None:
 
 
 def test_prefill_shows_no_tokens() -> None:
-    message = Prefill("r", 1, bytes(32), bytes(32), 0, (), 1, 1, b"SECRET!!")
+    message = Prefill("r", 1, bytes(32), bytes(32), bytes(32), 0, (), 1, 1, b"SECRET!!")
     assert "SECRET" not in repr(message)
 
 
@@ -219,3 +222,9 @@ def test_the_readme_lists_the_fields_in_order(tag: str) -> None:
     readme = (Path(protocol.__file__).parent / "README.md").read_text()
     line = next(line for line in readme.splitlines() if line.startswith(f"| `{tag}` | "))
     assert re.findall(r"`([a-z_]+)`", line)[1:] == list(MESSAGES[tag].__struct_fields__)
+
+
+def test_a_space_names_no_namespace() -> None:
+    assert space_of(b"") == NO_SPACE
+    assert space_of(bytes(32)) == hashlib.sha256(b"baton space 1" + bytes(32)).digest()
+    assert space_of(bytes(32)) != space_of(b"\x01" * 32)

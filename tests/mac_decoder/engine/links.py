@@ -23,7 +23,7 @@ from mac_decoder.handoff.link import Destination, LinkState, Rates
 from mac_decoder.kv.install import extract
 from protocol.errors import BatonError, Cancelled, TransferError
 from protocol.layout import Layout, payload_bytes, regions, schedule
-from protocol.messages import History, Recipe
+from protocol.messages import NO_SPACE, History, Recipe
 
 Rows = Mapping[tuple[int, int], np.ndarray]
 
@@ -92,6 +92,7 @@ class CopyingLink:
         shadow: Destination,
         *,
         request_id: str = "",
+        space: bytes = NO_SPACE,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda processed, total: None,
     ) -> CopiedHandoff:
