@@ -30,7 +30,10 @@ _RELIEF_S = 5.0
 
 @dataclass(frozen=True)
 class Work:
-    """What to compute: rows of ``[cut, end)`` of ``tokens``. Equal ``key``, equal rows and space."""
+    """What to compute: rows of ``[cut, end)`` of ``tokens``.
+
+    Equal ``key``, equal rows and ``space``, which is whose prompts are kept together.
+    """
 
     key: bytes
     tokens: NDArray[np.uint32] = field(repr=False)

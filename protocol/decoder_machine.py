@@ -134,7 +134,8 @@ class DecoderHandoff(Machine):
         ``tokens`` are those *before* the boundary token. ``generation`` was reserved for
         this request alone and ascends on a connection; ``nonce`` is 32 fresh random bytes.
         ``or_full``: BEGIN may name 0 instead of ``cut``, so that a full handoff takes the
-        delta's place. ``space``: who shares what the producer keeps. ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
+        delta's place. ``space``: who shares what the producer keeps (``messages.space_of``).
+        ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
         ``credit``: frames under way at one time.
 
         Raises CapacityError ``prompt_too_long``; LocalProtocolError in the wrong state, for

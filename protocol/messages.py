@@ -113,7 +113,8 @@ class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pref
 
     The boundary token is not among them. ``extra_cuts`` are positions inside where a cut
     would be welcome; a producer of version 1 ships none of them. ``space`` names who shares
-    what the producer keeps of prompts (see :func:`space_of`). ``deadline_ms`` runs from receipt, ``credit`` is the number of frames that may be sent at once.
+    what the producer keeps of prompts (see :func:`space_of`). ``deadline_ms`` runs from
+    receipt, ``credit`` is the number of frames that may be sent at once.
     """
 
     request: Word

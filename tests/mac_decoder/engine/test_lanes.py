@@ -36,6 +36,7 @@ from tests.mac_decoder.engine.drive import (
     until,
 )
 from tests.mac_decoder.engine.links import BrokenLink, CopyingLink, refused
+from tests.mac_decoder.engine.test_reuse import keeper_for
 
 MODELS = ("llama", "muse_glimmer")
 ALWAYS = EngineSettings(prefill_step=64, remote_threshold=1)
@@ -300,8 +301,11 @@ def test_what_the_producer_should_hold_is_remembered(checkpoint: Checkpoint) -> 
     second = (*first[:200], *prompt(100, 2))
     link = link_for(path, first, second)
 
+    # a namespace, and nothing in memory that a prompt could go on from
+    settings = dataclasses.replace(ALWAYS, ram_bytes=0)
+
     async def main() -> None:
-        async with running(path, ALWAYS, link) as engine:
+        async with running(path, settings, link, keeper_for(path)) as engine:
             handoffs = engine._worker._filling.producers._each[0]
             known: list[int] = []
             ask_for = handoffs.facts
