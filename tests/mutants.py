@@ -21,6 +21,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 COPIED = ("protocol", "mac_decoder", "gb10_producer", "app", "tests", "conftest.py")
 ENGINE = "tests/mac_decoder/engine/test_reuse.py"
+MACHINES = "tests/machines/test_resume.py"
+RESUMED = "tests/e2e/test_resume.py"
+TRANSFERS = "tests/gb10_producer/test_transfers.py"
 PREFIXES = "tests/gb10_producer/test_prefix_cache.py"
 
 
@@ -181,6 +184,49 @@ MUTANTS = (
         "                break\n            chain.tiles.append(tile)\n        self._touch(chain)",
         "                break\n            chain.tiles.append(tile)",
         (PREFIXES, "-k", "jobs_come_before"),
+    ),
+    Mutant(
+        "a frame that came in half comes again",
+        "mac_decoder/handoff/transfer.py",
+        "            reception.forget_last(self._order.layout)",
+        "            reception._pending.pop()",
+        (RESUMED, "-k", "twenty_offsets and close"),
+    ),
+    Mutant(
+        "what was sealed is not made anew",
+        "protocol/sending.py",
+        "        elif sequence > self._stream.frames:",
+        "        else:\n            self._stream.add(digest, nbytes)\n"
+        "        if sequence > self._stream.frames:",
+        (MACHINES, "-k", "sent_again"),
+    ),
+    Mutant(
+        "a transfer is for its own request",
+        "protocol/sending.py",
+        "            and hmac.compare_digest(resume.prefill, self.name)\n",
+        "",
+        (MACHINES, "-k", "another_request"),
+    ),
+    Mutant(
+        "nothing below what arrived",
+        "gb10_producer/transfers.py",
+        "require_resumable(resume, transfer.arrived)",
+        "require_resumable(resume, 0)",
+        (TRANSFERS, "-k", "acknowledged_cannot"),
+    ),
+    Mutant(
+        "rows are kept until they arrived",
+        "gb10_producer/connection.py",
+        "transfer.ticket.reader.sent_to(serving.passing.popleft()[1])",
+        "transfer.ticket.reader.pass_to(serving.passing.popleft()[1])",
+        (RESUMED, "-k", "twice_in_one"),
+    ),
+    Mutant(
+        "spaces are kept apart, producer",
+        "gb10_producer/prefix_cache.py",
+        "else self._seed + self._space",
+        "else self._seed",
+        (PREFIXES, "-k", "another_space"),
     ),
 )
 
