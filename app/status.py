@@ -161,7 +161,7 @@ def _link(name: str, link: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         text += f": {escape(str(link['detail']))}"
     if state in ("down", "refused"):
         text += f"; tried {link.get('attempts', 0)} times, again in {link.get('retry_in_s', 0)} s"
-    yield name, text
+    yield name, f"{escape(str(link['name']))} {text}" if link.get("name") else text
     handoffs = f"{link.get('handoffs', 0)} received"
     if link.get("resumed"):
         handoffs += f", {link['resumed']} lost connections gone on from"

@@ -135,10 +135,21 @@ def check(config: DecoderConfig) -> DecoderConfig:
         )
     for number, url in enumerate(config.producers):
         _check_producer(config, url)
-        if url in config.producers[:number]:
+        if _place(url) in map(_place, config.producers[:number]):
             raise ConfigError(
-                "a producer was given twice", reason="producer_repeated", field="producer"
+                "a producer was given twice",
+                reason="producer_repeated",
+                field="producer",
+                found=url,
+                hint="give each --producer once",
             )
+    if config.pairings and not config.producers:
+        raise ConfigError(
+            "a pairing was given, and no producer",
+            reason="producer_url_invalid",
+            field="producer",
+            hint="give --producer wss://HOST:PORT with it",
+        )
     if config.pairings and len(config.pairings) != len(config.producers):
         raise ConfigError(
             "every producer has a pairing of its own",
@@ -174,6 +185,12 @@ def _check_producer(config: DecoderConfig, url: str) -> None:
             field="pairing",
             hint="give --pairing FILE, as the producer's --make-pairing wrote it",
         )
+
+
+def _place(url: str) -> tuple[str, int | None]:
+    """Host and port of a checked URL."""
+    parts = urlsplit(url)
+    return (parts.hostname or "", parts.port)
 
 
 def _scheme_and_host(url: str) -> tuple[str, str]:

@@ -92,7 +92,8 @@ class Sending:
         # Without its BEGIN no frame can have been accepted.
         most = 0 if resume.transfer == NO_TRANSFER else self.framed
         if not kept_from <= resume.next <= most:
-            raise differs("offset_differs", "next", resume.next, f"{kept_from} to {most}")
+            possible = f"{kept_from} to {max(most, kept_from)}"
+            raise differs("offset_differs", "next", resume.next, possible)
 
     def require_committed(self, pairing: Pairing, committed: Committed) -> None:
         """Return only if COMMITTED answers this handoff's seal.

@@ -147,6 +147,11 @@ class Handoffs:
             self._probing = self._probing.refused(now)
 
     @property
+    def name(self) -> str:
+        """What people know the producer by."""
+        return self._link.name
+
+    @property
     def ready(self) -> bool:
         """Whether the producer could be asked now."""
         return self._link.state.ready
@@ -159,6 +164,7 @@ class Handoffs:
         """Counts and rates in plain types."""
         speeds = self.speeds(local)
         return {
+            "name": self.name,
             "waiting_for_producer": len(self._waiting),
             "fetching": self._fetching is not None,
             "handoffs": self._done,

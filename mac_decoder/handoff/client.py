@@ -73,6 +73,7 @@ class ProducerLink:
         self._numbers = numbers
         self._lock = threading.Lock()
         self._compute = self._wire = Average()
+        self.name = producer.url
         self._layout = producer.layout
         self._handoffs = self._resumed = 0
         self._failures: Counter[str] = Counter()

@@ -121,6 +121,11 @@ class Link(Protocol):
     """The remote tier: one producer. All methods may be called from any thread."""
 
     @property
+    def name(self) -> str:
+        """What people know the producer by: its address."""
+        ...
+
+    @property
     def state(self) -> LinkState: ...
 
     @property
@@ -164,6 +169,7 @@ def described(link: Link) -> dict[str, object]:
     """State and rates in plain types, for ``/status``."""
     state, rates = link.state, link.rates
     return {
+        "name": link.name,
         "state": state.name,
         "reason": state.reason,
         "detail": state.detail,

@@ -229,7 +229,8 @@ class Pool:
     def _failed(self, error: BatonError) -> None:
         """Note that no connection could be had or kept; the lock is held."""
         if self._failure is None or _kind(self._failure) != _kind(error):
-            _log.warning("producer not available (%s): %s", error.reason, _explained(error))
+            where, why = self._producer.url, _explained(error)
+            _log.warning("producer %s not available (%s): %s", where, error.reason, why)
         # A copy: the error itself holds the frames that it passed through, with their tokens.
         self._failure = copy.copy(error)
         self._failed_at = time.monotonic()

@@ -290,6 +290,10 @@ def _lane(facts: Facts, base: Base, delta: DeltaHandoff | None) -> _Lane:
                 return _Lane(True, ("producer_probe",))
             return _Lane(False, ("rates_favour_local" if limit is None else "below_threshold",))
     keeps = base.position > 0 and (delta is None or isinstance(base, ContinueLive))
+    if here is None or there is None:
+        # Not even a first handoff would be measured, did the beginning that all prompts share
+        # keep them here. What is asked for again then is at most as much as is missing.
+        faster = not isinstance(base, ContinueLive) and 2 * uncached >= facts.end
     if keeps and not faster:
         return _Lane(False, ("reuse_favoured",))
     if remote.fixed_threshold is None and slower:

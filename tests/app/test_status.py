@@ -18,6 +18,7 @@ from app.status import base_url, fetch_status, summary
 from protocol.errors import ConfigError, TransferError
 
 LINK = {
+    "name": "wss://box:7431",
     "state": "refused",
     "reason": "weights_differ",
     "detail": "its checkpoint differs in weights, tokenizer; copy it",

@@ -157,6 +157,8 @@ def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
         ({"producers": ("ws://127.0.0.1:1",)}, "producer_needs_key"),
         ({"producers": ("wss://a:1", "wss://b:1"), "pairings": ("p",)}, "producer_needs_key"),
         ({"producers": ("wss://a:1", "wss://a:1"), "pairings": ("p", "q")}, "producer_repeated"),
+        ({"producers": ("wss://a:1", "wss://A:1/"), "pairings": ("p", "q")}, "producer_repeated"),
+        ({"pairings": ("p",)}, "producer_url_invalid"),
         ({"port": 65536}, "option_out_of_range"),
         ({"port": -1}, "option_out_of_range"),
         ({"max_concurrent": 0}, "option_out_of_range"),

@@ -401,9 +401,15 @@ LANES: list[tuple[str, Facts, Action, str]] = [
         "lane_local",
     ),
     (
-        "a long rest, nothing measured: what is held is kept",
+        "a long rest, nothing measured: else nothing ever would be",
         replace(LONG, remote=Remote()),
-        Restore("resident", "cut", 1024, 1024),
+        FullHandoff(),
+        "delta_not_available",
+    ),
+    (
+        "a rest that is the smaller part, nothing measured: what is held is kept",
+        replace(LONG, remote=Remote(), resident=holding(offer(4608))),
+        Restore("resident", "cut", 4608, 4608),
         "reuse_favoured",
     ),
     (
