@@ -67,6 +67,8 @@ endif
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536
+	$(BIN)/baton bench handoff --layout muse-glimmer --prompt 65536 --tls
+	$(BIN)/python -m tests.benchmarks.ten_chats
 	$(BIN)/baton bench ttft
 	smollm2=$$($(BIN)/python -m tests.benchmarks.smollm2) && \
 	$(BIN)/python -m tests.benchmarks.engine_overhead --model $$smollm2/fp32 && \
