@@ -9,7 +9,9 @@ from protocol.layout import payload_bytes
 from protocol.layouts_named import muse_glimmer
 
 
-@pytest.mark.parametrize(("tls", "touched"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("tls", "touched"), [(True, True), pytest.param(False, False, marks=pytest.mark.soak)]
+)
 def test_two_processes_hand_over_and_are_measured_against_the_limit(
     tls: bool, touched: bool
 ) -> None:

@@ -99,7 +99,12 @@ def check_handoffs(
 
 @pytest.mark.parametrize(
     ("name", "cases"),
-    [("muse_glimmer", TINY), ("lfm2", [(1, 0, 0), (2, 0, 0), (98, 64, 64), (97, 95, 80)])],
+    [
+        ("muse_glimmer", TINY),
+        pytest.param(
+            "lfm2", [(1, 0, 0), (2, 0, 0), (98, 64, 64), (97, 95, 80)], marks=pytest.mark.soak
+        ),
+    ],
 )
 def test_a_handoff_ships_what_was_planned(
     produce: Produce,

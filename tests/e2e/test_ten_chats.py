@@ -9,7 +9,7 @@ from protocol.checkpoint import read_layout
 from protocol.layout import payload_bytes
 from tests.benchmarks.ten_chats import TILE, figures, measure
 
-CHATS, TURNS = 2, 4
+CHATS, TURNS = 2, 3
 
 
 def test_every_turn_that_shares_a_tile_is_a_delta(checkpoint: Callable[..., Path]) -> None:

@@ -84,7 +84,9 @@ def kept_bytes(prefixes: PrefixCache) -> int:
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.soak) for n in CARRIED]
+)
 def test_a_pass_from_held_tiles_has_the_bits_of_a_cold_one(
     name: str, checkpoint: Checkpoints
 ) -> None:

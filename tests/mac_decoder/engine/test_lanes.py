@@ -415,7 +415,7 @@ def test_a_handoff_that_ends_after_its_client_left_is_discarded(checkpoint: Chec
     gate = threading.Event()
 
     class Late(CopyingLink):
-        def fetch(self, tokens, shadow, *, request_id="", cancelled=None, progress=None):
+        def fetch(self, tokens, shadow, **_rest):
             gate.wait(20)
             return super().fetch(tokens, shadow)
 
