@@ -86,6 +86,7 @@ def test_it_says_at_once_what_it_does_and_leaves_soon_while_it_loads(
     assert all_gone(children)
 
 
+@pytest.mark.soak
 def test_children_end_even_when_the_demo_is_killed(checkpoint, document: Path) -> None:
     demo, children, _ = serving(checkpoint("llama"), document)
     os.kill(demo.pid, signal.SIGKILL)

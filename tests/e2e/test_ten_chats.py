@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from protocol.checkpoint import read_layout
 from protocol.layout import payload_bytes
 from tests.benchmarks.ten_chats import TILE, figures, measure
@@ -12,6 +14,7 @@ from tests.benchmarks.ten_chats import TILE, figures, measure
 CHATS, TURNS = 2, 3
 
 
+@pytest.mark.soak
 def test_every_turn_that_shares_a_tile_is_a_delta(checkpoint: Callable[..., Path]) -> None:
     model = checkpoint("muse_glimmer")
     turns = measure(model, "remote", CHATS, TURNS, 20, TILE)

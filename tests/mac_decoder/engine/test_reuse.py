@@ -635,7 +635,9 @@ def test_a_damaged_file_costs_a_rung_and_no_answer(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["muse_glimmer", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", ["muse_glimmer", pytest.param("qwen3_next", marks=pytest.mark.soak)]
+)
 def test_mlx_failing_in_a_restore_is_an_engine_fault_and_the_cut_survives(
     checkpoint: Checkpoint, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,9 @@ def chat(path: Path, directory: Path, ram: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["muse_glimmer", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", ["muse_glimmer", pytest.param("qwen3_next", marks=pytest.mark.soak)]
+)
 def test_six_turns_bring_and_write_each_block_once_and_a_restart_finds_them_all(
     checkpoint: Checkpoint, name: str, tmp_path: Path
 ) -> None:
