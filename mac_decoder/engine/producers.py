@@ -72,12 +72,12 @@ class Producers:
             away = facts.Remote(ready=False, reason=request.reuse.away) if self._each else None
             return None, ladder.plan(replace(known, remote=away))
         choices = [replace(known, remote=each.facts(request, local, now)) for each in left]
-        number, plan = ladder.choose(choices)
-        for each, facts_of_it in zip(left, choices, strict=True):
-            found = plan if each is left[number] else ladder.plan(facts_of_it)
-            if each is left[number] or "producer_probe" not in found.reasons:
-                each.planned(found, request.end, now)
-        return left[number], plan
+        best, plans = ladder.choose(choices)
+        for number, (each, plan) in enumerate(zip(left, plans, strict=True)):
+            # A probe is one only where it happens.
+            if number == best or "producer_probe" not in plan.reasons:
+                each.planned(plan, request.end, now)
+        return left[best], plans[best]
 
     def another(self, request: Request) -> bool:
         """Whether a producer that has not failed ``request`` could be asked now."""

@@ -112,8 +112,8 @@ def plan(facts: Facts) -> Plan:
     return Plan(FullHandoff(), (*reasons, *why), shared, parts_at, delta)
 
 
-def choose(choices: Sequence[Facts]) -> tuple[int, Plan]:
-    """The best of several producers for one prompt: its place in ``choices``, and its plan.
+def choose(choices: Sequence[Facts]) -> tuple[int, list[Plan]]:
+    """The best of several producers for one prompt: its place in ``choices``, and each one's plan.
 
     ``choices`` differ in ``remote`` alone. Where producers would be asked, it is the one that is
     expected to be done first, behind its own backlog. One that rates refused for long is doubted
@@ -124,10 +124,9 @@ def choose(choices: Sequence[Facts]) -> tuple[int, Plan]:
     asked = [n for n, found in enumerate(plans) if isinstance(found.action, HANDOFFS)]
     if asked:
         best = min(asked, key=lambda n: _promise(choices[n], plans[n]))
-        return best, plans[best]
+        return best, plans
     content = (n for n, found in enumerate(plans) if not (found.fallback or found.refused))
-    best = next(content, 0)
-    return best, plans[best]
+    return next(content, 0), plans
 
 
 def _promise(facts: Facts, found: Plan) -> tuple[bool, float, int]:

@@ -159,7 +159,6 @@ def test_cut_at_committed(delivered: bool, tmp_path: Path) -> None:
 def test_what_is_sent_twice_is_at_most_one_window(tmp_path: Path) -> None:
     """What the producer wrote before the cut was under way in kernels and proxy."""
     layout = WIDE
-    frame = TILE * 8 * 128 * 4
     with linked(layout, tmp_path) as (producer, proxy, link):
         sent: list[int] = []
         proxy.inject(Cut(Offset(stream_bytes(layout) // 2), "reset"))
@@ -175,7 +174,6 @@ def test_what_is_sent_twice_is_at_most_one_window(tmp_path: Path) -> None:
         fetched(link, layout)
         assert sent
         assert 0 <= max(sent) <= CREDIT
-        assert frame * CREDIT <= 48 << 20
 
 
 def test_a_stall_is_waited_for(tmp_path: Path) -> None:
