@@ -34,7 +34,7 @@ from cryptography.x509.oid import NameOID
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError, IntegrityError
 from protocol.pairing import KEY_BYTES, Pairing, PinnedCertificates
-from protocol.pairing_record import (
+from protocol.pairing.record import (
     MAX_RECORD_BYTES,
     PairingRecord,
     Role,

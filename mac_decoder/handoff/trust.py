@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from protocol.errors import ConfigError, IntegrityError
 from protocol.pairing import Pairing, PinnedCertificates
-from protocol.pairing_record import (
+from protocol.pairing.record import (
     MAX_RECORD_BYTES,
     PairingRecord,
     decode_record,

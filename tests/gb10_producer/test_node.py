@@ -41,7 +41,7 @@ from protocol.errors import (
 from protocol.handoff import Sealed
 from protocol.layout import Dtype, FullLayer
 from protocol.layouts_named import muse_glimmer, stand_in_identity
-from protocol.pairing_record import PairingRecord, encode_record
+from protocol.pairing.record import PairingRecord, encode_record
 from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
 from tests.gb10_producer.producer import wait_until
 from tests.gb10_producer.test_server import client_context

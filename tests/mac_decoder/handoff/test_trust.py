@@ -11,7 +11,7 @@ import pytest
 from gb10_producer.trust import make_records, server_context
 from mac_decoder.handoff.trust import trust_of_file, trust_of_key
 from protocol.errors import BatonError, ConfigError
-from protocol.pairing_record import PairingRecord, encode_record
+from protocol.pairing.record import PairingRecord, encode_record
 from tests.mac_decoder.handoff.producer import KEY, LAYOUT, WIDE, Memory, TestProducer
 
 
