@@ -19,6 +19,7 @@ from protocol.errors import (
     IdentityMismatch,
     IntegrityError,
     PeerProtocolError,
+    RequestError,
     TransferError,
 )
 
@@ -144,6 +145,27 @@ REASONS: Final[dict[str, Reason]] = {
     "peer_aborted": Reason(TransferError, "ABORT came for a reason that is not listed here."),
 }
 
+PAIRING_REASONS: Final[dict[str, Reason]] = {
+    "code_malformed": Reason(RequestError, "What was typed cannot be a code; nothing was tried."),
+    "code_differs": Reason(
+        IntegrityError, "The sides hold other codes, or somebody sits between them."
+    ),
+    "code_burned": Reason(ConfigError, "The code was tried once and is void: open a new one."),
+    "code_expired": Reason(ConfigError, "The code is too old: open a new one."),
+    "pairing_closed": Reason(ConfigError, "The producer has no code open."),
+    "pairing_paused": Reason(CapacityError, "Too many codes were opened; new ones have to wait."),
+    "pairing_refused": Reason(TransferError, "The other side gave a reason that is not listed."),
+    "element_malformed": Reason(PeerProtocolError, "Not a SPAKE2 message of the other side."),
+    "epoch_not_later": Reason(PeerProtocolError, "An epoch that is not above the earlier ones."),
+    "name_malformed": Reason(ConfigError, "A machine's name that cannot travel."),
+    "certificate_unusable": Reason(
+        PeerProtocolError, "The other side showed no certificate, or one that cannot be kept."
+    ),
+}
+"""Reasons of pairing alone. They never travel in an ABORT, and none is believed there."""
+
+_EVERY: Final = REASONS | PAIRING_REASONS
+
 
 def refusal(
     code: str,
@@ -159,7 +181,7 @@ def refusal(
     ``found`` and ``expected`` are numbers, names or hexadecimal digests, never content.
     Raises ``KeyError`` for a code that is not listed.
     """
-    return REASONS[code].error(
+    return _EVERY[code].error(
         message, reason=code, field=field, found=found, expected=expected, hint=hint
     )
 

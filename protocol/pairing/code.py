@@ -107,7 +107,6 @@ class Codes:
             raise _paused(wait)
         self._opened.append(now)
         self._code = new_code(entropy)
-        self._spent = None
         return self._code
 
     def spend(self, now: float) -> Code:
