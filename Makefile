@@ -8,7 +8,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-PACKAGES := protocol mac_decoder gb10_producer app tests conftest.py
+PACKAGES := protocol trust mac_decoder gb10_producer app tests conftest.py
 # Where it is installed (Debian: libopenblas0-pthread), a BLAS whose results depend on shapes, as a GPU's do.
 OPENBLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3))
 # Test processes side by side; each loads both frameworks.

@@ -1,4 +1,4 @@
-"""Who may talk to this producer: the pairing key, TLS contexts, and making a pairing.
+"""Who may talk to this producer: the pairing key, the pinned certificates, making a pairing.
 
 With a pairing file the connection is TLS 1.3 with both certificates pinned. A bare key from
 an inherited pipe (``baton demo``) goes without TLS, and therefore on loopback only.
@@ -7,45 +7,21 @@ an inherited pipe (``baton demo``) goes without TLS, and therefore on loopback o
 from __future__ import annotations
 
 import datetime
-import hmac
 import os
 import secrets
 import ssl
-import stat
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_der_private_key,
-)
-from cryptography.x509.oid import NameOID
-
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError, IntegrityError
 from protocol.pairing import KEY_BYTES, Pairing, PinnedCertificates
-from protocol.pairing.record import (
-    MAX_RECORD_BYTES,
-    PairingRecord,
-    Role,
-    decode_record,
-    encode_record,
-    fingerprint,
-)
-
-_YEARS = 20
-_NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME: the very certificate is pinned, and boxes lose their clocks."""
+from protocol.pairing.certificates import make_certificate
+from protocol.pairing.record import PairingRecord, encode_record
+from trust.pairing_file import load_record
+from trust.tls import pinned, server_context
 
 
 @dataclass(frozen=True)
@@ -63,8 +39,7 @@ class Trust:
         """
         if self.certificates is None:
             return None
-        found = fingerprint(certificate or b"")
-        if not hmac.compare_digest(found, self.certificates.decoder):
+        if pinned(certificate, [self.certificates.decoder]) is None:
             raise IntegrityError(
                 "The client's certificate is not the paired one.",
                 reason="proof_differs",
@@ -95,63 +70,8 @@ def trust_from_file(path: Path) -> Trust:
     ``pairing_unreadable``, ``pairing_of_other_side``.
     """
     record = load_record(path, "producer")
-    return Trust(record.pairing, server_context(record), record.fingerprints)
-
-
-def load_record(path: Path, role: Role) -> PairingRecord:
-    """The pairing file at ``path``; raises like :func:`trust_from_file`."""
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(MAX_RECORD_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"The pairing file {path} cannot be opened: {error.strerror}.",
-            reason="pairing_missing",
-            field="pairing",
-            hint="Make one with --make-pairing DIR.",
-        ) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(
-            f"Others can read the pairing file {path}.",
-            reason="pairing_exposed",
-            field="pairing",
-            hint=f"chmod 600 {path}",
-        )
-    return decode_record(raw, role)
-
-
-def server_context(record: PairingRecord) -> ssl.SSLContext:
-    """TLS 1.3, our certificate, and none but the peer's accepted."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # a resumed session would not show its certificate again
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= _NO_CHECK_TIME
-    try:
-        context.load_verify_locations(cadata=record.peer_certificate)
-        _load_own(context, record)
-    except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError) as error:
-        raise ConfigError(
-            "The certificates in the pairing file are not usable.",
-            reason="pairing_unreadable",
-            field="certificate",
-            hint="Make a new pairing and copy its two files again.",
-        ) from error
-    return context
-
-
-def _load_own(context: ssl.SSLContext, record: PairingRecord) -> None:
-    # The ssl module takes a private key from a file only: there it lies encrypted.
-    password = secrets.token_hex(32).encode()
-    key = load_der_private_key(record.private_key, None)
-    with tempfile.NamedTemporaryFile(suffix=".pem") as file:
-        file.write(ssl.DER_cert_to_PEM_cert(record.certificate).encode())
-        file.write(
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password))
-        )
-        file.flush()
-        context.load_cert_chain(file.name, password=password)
+    context = server_context(record.certificate, record.private_key, [record.peer_certificate])
+    return Trust(record.pairing, context, record.fingerprints)
 
 
 def make_pairing(directory: Path, epoch: int) -> tuple[Path, Path]:
@@ -198,32 +118,13 @@ def _write_all(paths: Sequence[Path], records: Sequence[PairingRecord]) -> None:
 def make_records(epoch: int) -> tuple[PairingRecord, PairingRecord]:
     """A fresh key and two fresh self-signed certificates: the producer's and decoder's record."""
     key = secrets.token_bytes(KEY_BYTES)
-    producer, producer_key = _self_signed("baton producer")
-    decoder, decoder_key = _self_signed("baton decoder")
-    return (
-        PairingRecord(1, "producer", epoch, key, producer, producer_key, decoder),
-        PairingRecord(1, "decoder", epoch, key, decoder, decoder_key, producer),
-    )
-
-
-def _self_signed(name: str) -> tuple[bytes, bytes]:
-    """A P-256 certificate and its private key, both DER."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
+    ours, theirs = make_certificate("producer", now), make_certificate("decoder", now)
+    producer, decoder = ours.certificate, theirs.certificate
+    return (
+        PairingRecord(1, "producer", epoch, key, producer, ours.private_key, decoder),
+        PairingRecord(1, "decoder", epoch, key, decoder, theirs.private_key, producer),
     )
-    private = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    return certificate.public_bytes(Encoding.DER), private
 
 
 def require_trust_for(host: str, trust: Trust) -> None:

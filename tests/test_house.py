@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("protocol", "mac_decoder", "gb10_producer", "app")
+PACKAGES = ("protocol", "trust", "mac_decoder", "gb10_producer", "app")
 LAST_FRAME = "mac_decoder/api/errors.py"
 """The one broad except: what turns a bug in a request into a 500, logged, and nothing else."""
 
@@ -59,6 +59,10 @@ def test_import_rules_hold() -> None:
         ("mac_decoder/api/planted.py", "import mlx.core"),
         ("gb10_producer/planted.py", "import torch"),
         ("gb10_producer/planted.py", "import mac_decoder"),
+        ("trust/planted.py", "import torch"),
+        ("trust/planted.py", "import mlx.core"),
+        ("trust/planted.py", "import gb10_producer"),
+        ("protocol/planted.py", "import trust"),
         ("mac_decoder/planted.py", "import app.cli"),
         ("protocol/planted.py", "import socket"),
         ("protocol/planted.py", "from pathlib import Path"),

@@ -8,7 +8,6 @@ import queue
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Rows
 from gb10_producer.server import bind
 from gb10_producer.synthetic import Synthetic
-from gb10_producer.trust import load_record, make_pairing, make_records, server_context
+from gb10_producer.trust import make_pairing
 from protocol import releases
 from protocol.errors import (
     EXIT_CONFIG,
@@ -42,9 +41,10 @@ from protocol.handoff import Sealed
 from protocol.layout import Dtype, FullLayer
 from protocol.layouts_named import muse_glimmer, stand_in_identity
 from protocol.pairing.record import PairingRecord, encode_record
+from tests.contexts import decoder_context
 from tests.gb10_producer.peer import MIXED, Closed, Peer, expected_regions
 from tests.gb10_producer.producer import wait_until
-from tests.gb10_producer.test_server import client_context
+from trust.pairing_file import load_record
 
 LAYOUT = muse_glimmer()
 
@@ -172,7 +172,7 @@ def test_two_machines_pair_by_two_files(tmp_path: Path) -> None:
             url,
             LAYOUT,
             pairing=record.pairing,
-            context=client_context(record),
+            context=decoder_context(record),
             certificates=record.fingerprints,
         ) as peer:
             peer.handshake().fetch(range(40))
@@ -297,38 +297,6 @@ def test_a_full_disk_leaves_no_half_of_a_pairing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_private_key_is_ever_in_a_file_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    load = ssl.SSLContext.load_cert_chain
-
-    def watched(context: ssl.SSLContext, certfile: str, *rest: object, **named: object) -> None:
-        seen.append(Path(certfile).read_bytes())
-        load(context, certfile, *rest, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
-    server_context(make_records(1)[0])
-    assert b"BEGIN ENCRYPTED PRIVATE KEY" in seen[0]
-    assert b"BEGIN PRIVATE KEY" not in seen[0]
-
-
-@pytest.mark.parametrize("field", ["private_key", "certificate", "peer_certificate"])
-def test_a_pairing_file_with_broken_keys_is_refused(field: str) -> None:
-    record = msgspec.structs.replace(make_records(1)[0], **{field: b"no DER"})
-    with pytest.raises(ConfigError) as caught:
-        server_context(record)
-    assert caught.value.reason == "pairing_unreadable"
-
-
-def test_a_pairing_file_without_end_is_not_read_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "producer.pairing"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    path.chmod(0o600)
-    with pytest.raises(ConfigError) as caught:
-        load_record(path, "producer")
-    assert caught.value.reason == "pairing_unreadable"
-
-
 def test_a_release_that_was_not_measured_is_refused_before_anything_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -376,7 +344,7 @@ def test_a_pairing_file_that_others_read_or_of_the_other_side_is_refused(tmp_pat
 class Short(Synthetic):
     """Loses the last item of every prefill."""
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         held: list[Rows] = []
         computed = super().prefill(tokens, cut, end, held.append, cancelled, progress)
         for item in held[:-1]:
@@ -401,7 +369,7 @@ class Numbers(Synthetic):
         self.recipe = msgspec.structs.replace(self.recipe, device="cpu")
         self._spoilt = spoilt
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         def numbers(item):
             fill = b"\xff" if item.index == self._spoilt else b"\x00"
             views = {
@@ -440,7 +408,7 @@ def test_what_is_finite_is_told_from_the_bits(dtype: Dtype) -> None:
 class Broken(Synthetic):
     """Works for the probe, then never again."""
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         if end > 40:
             raise EngineFault("the device is gone")
         return super().prefill(tokens, cut, end, emit, cancelled, progress)
@@ -471,7 +439,7 @@ class Keeping(Synthetic):
     def keep_prefixes(self, ledger, budget):
         self.told = ledger.limit, budget
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         assert self.told is None, "nobody's prompt is kept"
         return super().prefill(tokens, cut, end, emit, cancelled, progress)
 

@@ -16,7 +16,7 @@ import pytest
 from gb10_producer.prefill import Rows
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.transfers import Patience
-from gb10_producer.trust import Trust, make_records, server_context
+from gb10_producer.trust import Trust, make_records
 from protocol.deadlines import Timing
 from protocol.errors import (
     BatonError,
@@ -31,6 +31,7 @@ from protocol.errors import (
 from protocol.handoff import Began, Progressed, Released, Sealed
 from protocol.layouts_named import stand_in_identity
 from protocol.pairing import Pairing
+from tests.contexts import decoder_context, producer_context
 from tests.gb10_producer.peer import MIXED, WIDE, Closed, Peer, expected_regions
 from tests.gb10_producer.producer import Gated, running, wait_until
 
@@ -67,9 +68,9 @@ def test_megabytes_go_through_a_small_backlog() -> None:
 
 def test_tls_with_both_certificates_pinned() -> None:
     ours, theirs = make_records(epoch=3)
-    trust = Trust(ours.pairing, server_context(ours), ours.fingerprints)
+    trust = Trust(ours.pairing, producer_context(ours), ours.fingerprints)
     with running(Synthetic(WIDE, 64), trust=trust) as producer:
-        client = client_context(theirs)
+        client = decoder_context(theirs)
         with Peer(
             producer.url,
             WIDE,
@@ -162,9 +163,9 @@ def test_a_decoder_that_keeps_being_refused_is_a_warning_once(
 def test_a_certificate_that_is_not_the_paired_one_gets_no_handshake() -> None:
     ours, _ = make_records(epoch=1)
     _, stranger = make_records(epoch=1)
-    trust = Trust(ours.pairing, server_context(ours), ours.fingerprints)
+    trust = Trust(ours.pairing, producer_context(ours), ours.fingerprints)
     with running(Synthetic(MIXED, 16), trust=trust) as producer:
-        context = client_context(stranger, peer=ours.certificate)
+        context = decoder_context(stranger)
         with pytest.raises((OSError, EOFError, Exception)) as refused:
             Peer(producer.url, pairing=ours.pairing, context=context).handshake()
         assert not isinstance(refused.value, AssertionError)
@@ -402,7 +403,7 @@ class Faulty(Synthetic):
 
     error: BaseException = EngineFault("the device is gone")
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         def check() -> bool:
             if progress_seen:
                 raise self.error
@@ -458,7 +459,7 @@ def test_running_out_of_memory_ends_one_request_only() -> None:
 class Disordered(Synthetic):
     """Emits the layers of a tile in another order than the schedule's."""
 
-    def prefill(self, tokens, cut, end, emit, cancelled, progress):
+    def prefill(self, tokens, cut, end, emit, cancelled, progress, extra=()):
         held: list = []
         computed = super().prefill(tokens, cut, end, held.append, cancelled, progress)
         for item in sorted(held, key=lambda item: -item.index if isinstance(item, Rows) else 0):
@@ -499,17 +500,3 @@ def tickets(producer) -> list[object]:
 
 def dict_of(peer: Peer) -> dict[tuple[int, int], bytes]:
     return {where: bytes(memory) for where, memory in peer.memory.items()}
-
-
-def client_context(record, peer: bytes | None = None):
-    """The decoder's TLS context of a pairing record."""
-    import ssl
-
-    from gb10_producer.trust import _load_own
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=peer or record.peer_certificate)
-    _load_own(context, record)
-    return context

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gb10_producer.trust import make_records, server_context
+from gb10_producer.trust import make_records
 from mac_decoder.handoff.trust import trust_of_file, trust_of_key
 from protocol.errors import BatonError, ConfigError
 from protocol.pairing.record import PairingRecord, encode_record
+from tests.contexts import producer_context
 from tests.mac_decoder.handoff.producer import KEY, LAYOUT, WIDE, Memory, TestProducer
 
 
@@ -27,7 +28,7 @@ def secured(make_producer, record: PairingRecord, **options) -> TestProducer:
         key=record.key,
         epoch=record.epoch,
         certificates=record.fingerprints,
-        context=server_context(record),
+        context=producer_context(record),
         **options,
     )
 
