@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from app import bench, cache, demo, doctor, model, plan, produce, serve, status
+from app import bench, cache, demo, doctor, key, model, plan, produce, serve, status
 from app.terminal import complain, err
 from protocol.errors import (
     EXIT_CONFIG,
@@ -61,6 +61,7 @@ app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
+app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
 app.add_typer(bench.app, name="bench")
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from platformdirs import user_cache_dir, user_state_dir
 
+from mac_decoder.api.keys import KeyFiles
 from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing import KEY_BYTES
@@ -42,8 +43,10 @@ class DecoderConfig(
     ``ram_max`` bytes bound the resident tier (``None``: measured, 0: none of it). ``disk`` says
     whether caches are kept on disk, in ``cache_dir`` (empty: the platform's), and ``cache_max``
     how many bytes of them (``None``: by the volume, see ``store/limits.py``). ``hosts`` and
-    ``origins`` are allowed beside this machine's own; ``api_keys`` empty asks for none, and
-    ``share_caches`` lets them reuse each other's caches.
+    ``origins`` are allowed beside this machine's own. ``api_keys`` are valid beside those that
+    ``baton key`` made, and with any of them every client has to give one; ``share_caches`` lets
+    keys reuse each other's caches. ``tls_cert`` and ``tls_key`` are PEM files; off loopback
+    without them a certificate of this machine's own is shown.
     """
 
     model: str
@@ -69,6 +72,8 @@ class DecoderConfig(
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    tls_cert: str = ""
+    tls_key: str = ""
     state_dir: str = ""
     log_level: Literal["debug", "info", "warning"] = "info"
 
@@ -81,8 +86,23 @@ class DecoderConfig(
         return f"DecoderConfig({', '.join(shown)})"
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether clients are answered over TLS alone: always where others can reach it."""
+        return bool(self.tls_cert) or not is_loopback(self.host)
+
+    @property
+    def keys_demanded(self) -> bool:
+        """Whether every client has to give an API key."""
+        return bool(self.api_keys) or not is_loopback(self.host)
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names, beside loopback's, that clients may call this machine by."""
+        return self.hosts if is_loopback(self.host) else (*self.hosts, self.host)
+
+    @property
     def state_path(self) -> Path:
-        """Where generations, digests and the store key are kept."""
+        """Where generations, digests, API keys and the store key are kept."""
         return Path(self.state_dir or user_state_dir("baton")) / "decoder"
 
     @property
@@ -99,9 +119,10 @@ class DecoderConfig(
 def check(config: DecoderConfig) -> DecoderConfig:
     """Return the configuration if it can be served at all.
 
-    Raises ``ConfigError`` naming the field: ``bind_needs_keys``, ``producer_url_invalid``,
-    ``producer_needs_key``, ``producer_needs_tls``, ``producer_repeated``,
-    ``lane_needs_producer``, ``option_out_of_range``.
+    Raises ``ConfigError`` naming the field: ``bind_needs_keys``, ``tls_incomplete``,
+    ``producer_url_invalid``, ``producer_needs_key``, ``producer_needs_tls``,
+    ``producer_repeated``, ``lane_needs_producer``, ``option_out_of_range``, and what
+    ``KeyFiles.all`` raises where API keys are needed.
     """
     for name, low in (
         ("port", 0),
@@ -118,14 +139,7 @@ def check(config: DecoderConfig) -> DecoderConfig:
             raise ConfigError(
                 f"{name} is out of range", reason="option_out_of_range", field=name, found=value
             )
-    if not is_loopback(config.host) and not config.api_keys:
-        raise ConfigError(
-            f"{config.host} can be reached from other machines, which needs API keys",
-            reason="bind_needs_keys",
-            field="host",
-            found=config.host,
-            hint="give --api-keys-file FILE with one key a line, or --host 127.0.0.1",
-        )
+    _check_door(config)
     if not config.producers and config.lane == "remote":
         raise ConfigError(
             "the lane remote needs a producer",
@@ -160,6 +174,27 @@ def check(config: DecoderConfig) -> DecoderConfig:
             hint="give --producer URL --pairing FILE once for each, in the same order",
         )
     return config
+
+
+def _check_door(config: DecoderConfig) -> None:
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError(
+            "a certificate and its private key are given together",
+            reason="tls_incomplete",
+            field="tls-key" if config.tls_cert else "tls-cert",
+            hint="give --tls-cert FILE --tls-key FILE, or neither",
+        )
+    if is_loopback(config.host) or config.api_keys or KeyFiles(config.state_path).all():
+        return
+    place = f" --state-dir {config.state_dir}" if config.state_dir else ""
+    raise ConfigError(
+        f"{config.host or 'every address'} can be reached from other machines, "
+        "which needs API keys",
+        reason="bind_needs_keys",
+        field="host",
+        found=config.host,
+        hint=f"make a key with `baton key create NAME{place}`, or give --host 127.0.0.1",
+    )
 
 
 def _check_producer(config: DecoderConfig, url: str) -> None:
@@ -246,8 +281,10 @@ def parser() -> argparse.ArgumentParser:
     add("--default-temperature", type=float, default=1.0, metavar="T", help="(%(default)s)")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another Host name")
     add("--allow-origin", action="append", default=[], metavar="URL", help="a web page's origin")
-    add("--api-keys-file", metavar="FILE", help="clients' keys, one a line")
-    add("--state-dir", default="", metavar="DIR", help="where generations are remembered")
+    add("--api-keys-file", metavar="FILE", help="keys beside those of baton key, one a line")
+    add("--tls-cert", default="", metavar="FILE", help="the certificate that clients are shown")
+    add("--tls-key", default="", metavar="FILE", help="its private key; without: one made here")
+    add("--state-dir", default="", metavar="DIR", help="where keys and such are kept")
     add("--log-level", choices=("debug", "info", "warning"), default="info")
     return made
 
@@ -307,6 +344,8 @@ def config_from(args: list[str]) -> DecoderConfig:
             hosts=tuple(given.allow_host),
             origins=tuple(given.allow_origin),
             api_keys=() if given.api_keys_file is None else _read_api_keys(given.api_keys_file),
+            tls_cert=given.tls_cert,
+            tls_key=given.tls_key,
             state_dir=given.state_dir,
             log_level=given.log_level,
         )

@@ -1,15 +1,27 @@
-"""The listening socket: opened once, by whoever lives longest, and what its address is."""
+"""The listening socket: opened once, by whoever lives longest, and what its address is.
+
+With it goes what both processes that answer on it need: the certificate to show, and
+descriptors for many clients.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import socket
+from pathlib import Path
 from typing import Final
 
+from mac_decoder.api import tls
+from mac_decoder.api.door import MOST_CONNECTIONS
+from mac_decoder.api.guard import LOOPBACK
 from mac_decoder.config import DecoderConfig
 from protocol.errors import ConfigError
 
 _BACKLOG: Final = 512
+_DESCRIPTORS: Final = 4096
+"""How many this process would like to have. macOS gives 256 unless it is asked."""
 
 
 def listen(config: DecoderConfig) -> socket.socket:
@@ -38,12 +50,41 @@ def listen(config: DecoderConfig) -> socket.socket:
     return opened
 
 
-def url_of(listening: socket.socket) -> str:
+def tls_of(config: DecoderConfig) -> tls.Tls | None:
+    """What clients are shown, from its files as they are now; ``None`` without TLS.
+
+    Raises ``ConfigError``: ``tls_unusable``, ``tls_key_exposed``, and what ``tls.own`` does.
+    """
+    if config.tls_cert:
+        return tls.given(Path(config.tls_cert), Path(config.tls_key))
+    if not config.uses_tls:
+        return None
+    return tls.own(config.state_path, (*sorted(LOOPBACK), *config.own_names))
+
+
+def make_room() -> int:
+    """Raise this process's limit of descriptors, where that is allowed; how many clients'
+    connections it may then have open at once.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then it stays as it is
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    # The other half is for files of caches, producers and models.
+    return max(1, min(MOST_CONNECTIONS, soft // 2))
+
+
+def url_of(listening: socket.socket, *, secured: bool = False) -> str:
     """The base URL under which this machine reaches the socket."""
+    scheme = "https" if secured else "http"
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _refused(config: DecoderConfig, error: OSError) -> ConfigError:

@@ -26,6 +26,7 @@ import uvicorn
 
 from mac_decoder import control, endpoint
 from mac_decoder.api.app import create_app, server_config
+from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.service import FIRST, Past, Service
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.config import DecoderConfig
@@ -43,7 +44,6 @@ from mac_decoder.reporting import complain, start_logging
 from mac_decoder.store.key import load_or_make
 from mac_decoder.store.limits import MIN_CAP, default_limits
 from mac_decoder.store.store import Store
-from protocol.addresses import is_loopback
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import (
     EXIT_CONFIG,
@@ -136,7 +136,8 @@ class _Node:
         self._past = past
         self._custody = custody
         self._listening = listening
-        self._url = endpoint.url_of(listening)
+        self._tls = endpoint.tls_of(config)
+        self._url = endpoint.url_of(listening, secured=self._tls is not None)
         self._channel = channel
         self._stopping = asyncio.Event()
         self._told_to_go = asyncio.Event()
@@ -155,7 +156,9 @@ class _Node:
         load = partial(model.load, checkpoint)
         engine = Engine(load, self._engine_settings(), links, keeper)
         service = self._service(engine, checkpoint)
-        server = _Server(server_config(create_app(service), _DRAIN_S, self._custody))
+        context = None if self._tls is None else self._tls.context
+        app = create_app(service)
+        server = _Server(server_config(app, service.door, _DRAIN_S, self._custody, context))
         status = EXIT_ENGINE_FAULT
         try:
             status = await self._serve(engine, service, server, links)
@@ -306,14 +309,14 @@ class _Node:
 
     def _service(self, engine: Engine, checkpoint: Checkpoint) -> Service:
         config = self._config
-        own = () if is_loopback(config.host) else (config.host,)
         return Service(
             engine,
             config.served_name or checkpoint.name,
             ApiSettings(
-                hosts=(*config.hosts, *own),
+                hosts=config.own_names,
                 origins=config.origins,
                 api_keys=config.api_keys,
+                keys_demanded=config.keys_demanded,
                 share_caches=config.share_caches,
                 default_max_tokens=config.default_max_tokens,
                 default_temperature=config.default_temperature,
@@ -321,6 +324,9 @@ class _Node:
             ),
             self._past,
             self._custody,
+            KeyFiles(config.state_path),
+            None if self._tls is None else self._tls.fingerprint,
+            endpoint.make_room(),
         )
 
     # The world outside
@@ -365,3 +371,5 @@ class _Node:
             control.send_line(self._channel, control.READY)
         with contextlib.suppress(BrokenPipeError):  # nobody waits for the line
             print(f"ready {self._url}", flush=True)
+            if self._tls is not None:
+                print(f"certificate {self._tls.path} sha256 {self._tls.fingerprint}", flush=True)

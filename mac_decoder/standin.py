@@ -13,6 +13,7 @@ import contextlib
 import json
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -75,11 +76,16 @@ class StandIn:
         standing: Callable[[], Standing],
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``hosts`` and ``origins`` are allowed beside loopback's, as in ``guard.HostGuard``."""
+        """``hosts`` and ``origins`` are allowed beside loopback's, as in ``guard.HostGuard``.
+
+        With ``tls`` nothing is answered in the clear.
+        """
         self._listening = listening
         self._standing = standing
         self._callers = Callers(hosts, origins)
+        self._tls = tls
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -87,7 +93,7 @@ class StandIn:
         """Accept connections from now on; does nothing if that is so already."""
         if self._server is not None:
             return
-        self._server = _Server(self._listening, self._standing, self._callers)
+        self._server = _Server(self._listening, self._standing, self._callers, self._tls)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="baton-standin"
         )
@@ -108,16 +114,33 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     block_on_close = False
 
     def __init__(
-        self, listening: socket.socket, standing: Callable[[], Standing], callers: Callers
+        self,
+        listening: socket.socket,
+        standing: Callable[[], Standing],
+        callers: Callers,
+        tls: ssl.SSLContext | None,
     ) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening.dup()
         self.standing = standing
         self.callers = callers
+        self._tls = tls
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         """Connections that are served, oldest first, and when each came."""
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """A new connection. The handshake comes in its own thread, with its own patience."""
+        opened, address = super().get_request()
+        if self._tls is None:
+            return opened, address
+        try:
+            secured = self._tls.wrap_socket(opened, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            opened.close()
+            raise
+        return secured, address
 
     def process_request(self, request: object, client_address: object) -> None:
         assert isinstance(request, socket.socket)
@@ -139,13 +162,20 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         assert isinstance(request, socket.socket)
         with self._lock:
             self._open.pop(request, None)
+        if isinstance(request, ssl.SSLSocket):
+            # Says goodbye, so that the client can tell an end from a cut; waits for none.
+            with contextlib.suppress(OSError, ValueError):
+                request.settimeout(0)
+                request.unwrap()
         super().shutdown_request(request)
 
     def _cut(self, request: socket.socket) -> None:
         """Have the thread of ``request`` find it ended; the lock is held."""
         self._open.pop(request)
         with contextlib.suppress(OSError):  # the client has left already
-            request.shutdown(socket.SHUT_RDWR)
+            # Not that of a TLS socket, which first lets go of its session: what its thread
+            # writes in that moment would be in the clear.
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that left in the middle of its request; nothing to tell anybody."""
@@ -157,6 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
     """What a malformed request is answered as: HTTP/0.9 has no status line."""
 
     timeout = _TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        if isinstance(self.connection, ssl.SSLSocket):
+            self.connection.do_handshake()
 
     def version_string(self) -> str:
         return "baton"

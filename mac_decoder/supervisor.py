@@ -17,6 +17,7 @@ import os
 import selectors
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -30,7 +31,6 @@ from mac_decoder.config import DecoderConfig
 from mac_decoder.custody import Custody, Duplicates, inherited
 from mac_decoder.farewell import Farewells
 from mac_decoder.standin import StandIn, Standing, State
-from protocol.addresses import is_loopback
 from protocol.errors import EXIT_CONFIG, EXIT_ENGINE_FAULT, ConfigError
 from protocol.restarts import Policy, Restarts, described
 
@@ -63,8 +63,13 @@ def run(
 
     0 after a stop, 78 for what the user must change first, 75 if it was stopped after it had
     given up on its child. ``command`` starts a child; the number of its channel's descriptor
-    is appended. Raises ``ConfigError`` if the port cannot be had. Main thread only.
+    is appended. Raises ``ConfigError`` if the port cannot be had, and what ``endpoint.tls_of``
+    does. Main thread only.
     """
+    endpoint.make_room()
+    secured = endpoint.tls_of(config)
+    if secured is not None:
+        log.info("clients are shown %s, SHA-256 %s", secured.path, secured.fingerprint)
     listening = endpoint.listen(config)
     wake_in, wake_out = socket.socketpair()
     wake_out.setblocking(False)
@@ -76,7 +81,8 @@ def run(
     ]
     before = {number: signal.getsignal(number) for number in numbers}
     previous_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
-    supervisor = _Supervisor(config, listening, wake_in, command, policy or Policy())
+    context = None if secured is None else secured.context
+    supervisor = _Supervisor(config, listening, wake_in, command, policy or Policy(), context)
     try:
         for number in numbers:
             signal.signal(number, supervisor.stop)
@@ -97,6 +103,7 @@ class _Supervisor:
         wake: socket.socket,
         command: Sequence[str],
         policy: Policy,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._config = config
         self._listening = listening
@@ -111,9 +118,7 @@ class _Supervisor:
         self._selector.register(wake, selectors.EVENT_READ)
         self._farewells = Farewells()
         # As the node will.
-        own = () if is_loopback(config.host) else (config.host,)
-        hosts = (*config.hosts, *own)
-        self._stand_in = StandIn(listening, self._standing, hosts, config.origins)
+        self._stand_in = StandIn(listening, self._standing, config.own_names, config.origins, tls)
 
     def stop(self, number: int, _frame: object) -> None:
         """Signal handler: leave as soon as the child has; asked twice, at once."""
@@ -171,7 +176,8 @@ class _Supervisor:
 
     def _start(self) -> _Child:
         ours, theirs = socket.socketpair()
-        duplicates = _duplicates()
+        # Without the child's session nobody can go on with a connection behind TLS.
+        duplicates = None if self._config.uses_tls else _duplicates()
         passed = [theirs.fileno(), self._listening.fileno()]
         if duplicates is not None:
             passed += [duplicates.theirs.fileno(), duplicates.page_fd]

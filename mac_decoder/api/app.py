@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 
 import uvicorn
@@ -13,11 +14,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mac_decoder.api import chat, completions, models, ops
-from mac_decoder.api.deadlines import DeadlineProtocol
+from mac_decoder.api.connections import protocol_for
+from mac_decoder.api.door import Door
 from mac_decoder.api.errors import Backstop, error_response, internal_error
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
 from mac_decoder.api.service import Record, Service
-from mac_decoder.api.watched import watched_by
 from mac_decoder.custody import Custody
 from protocol.errors import BatonError, Cancelled, RequestError
 
@@ -31,7 +32,7 @@ def create_app(service: Service) -> ASGIApp:
     The layers, outermost first: backstop (bugs), host and origin, API keys, requests in hand,
     body length.
     """
-    settings = service.settings
+    settings, refusals = service.settings, service.door.refusals
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(_generating(service))
     app.include_router(models.router(service))
@@ -39,20 +40,28 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(BatonError, _told)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _bug)
-    limited = RequestLimit(BodyLimit(app, settings.max_body_bytes), settings.max_requests)
-    keyed = KeyGuard(limited, settings.api_keys)
-    return Backstop(HostGuard(keyed, settings.hosts, settings.origins))
+    bodies = BodyLimit(app, refusals, settings.max_body_bytes)
+    limited = RequestLimit(bodies, refusals, settings.max_requests)
+    keyed = KeyGuard(limited, refusals, service.keys, demanded=settings.keys_demanded)
+    return Backstop(HostGuard(keyed, refusals, settings.hosts, settings.origins))
 
 
-def server_config(app: ASGIApp, drain_s: int = 3, custody: Custody | None = None) -> uvicorn.Config:
-    """How ``app`` is served; answers may go on for ``drain_s`` once the server is to stop.
+def server_config(
+    app: ASGIApp,
+    door: Door,
+    drain_s: int = 3,
+    custody: Custody | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> uvicorn.Config:
+    """How ``app`` is served behind ``door``, its service's; answers may go on for ``drain_s``
+    once the server is to stop.
 
-    ``custody`` is told of every connection. There is no lifespan: whoever starts the engine
-    also warms the service.
+    ``custody`` is told of every connection that is not behind ``tls``. There is no lifespan:
+    whoever starts the engine also warms the service.
     """
     return uvicorn.Config(
         app,
-        http=DeadlineProtocol if custody is None else watched_by(custody),
+        http=protocol_for(door, custody, tls),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -80,8 +89,8 @@ async def _answer(
     service: Service, request: Request, route: str, prefix: str, answering: Answering
 ) -> Response:
     """Read the body and prepare the answer; whatever ends here is recorded here."""
-    caller = b"" if service.settings.share_caches else request.scope.get(KeyGuard.CALLER, b"")
-    record = Record(service, route, prefix, caller)
+    salt = b"" if service.settings.share_caches else request.scope[KeyGuard.SALT]
+    record = Record(service, route, prefix, salt)
     prepared = False
     try:
         body = await service.body(request)

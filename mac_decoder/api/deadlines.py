@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection with a deadline for what is no request yet.
+"""uvicorn's HTTP connection with a deadline for what is no request yet, and a place in a crowd.
 
 uvicorn bounds an idle connection between two requests, but not one that never began or never
 ends its first lines; and each holds a file descriptor.
@@ -7,40 +7,93 @@ ends its first lines; and each holds a file descriptor.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+import logging
+from typing import Any, ClassVar, Final
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mac_decoder.api.door import Door
+from mac_decoder.api.errors import error_body
+from protocol.errors import RequestError
+
+_AT_ONCE: Final = 1 << 14
+"""Bytes that are taken in one piece. h11's own bound has this size, so no head has twice it."""
+
+_QUIET = logging.getLogger(f"{__name__}.uvicorn")
+"""uvicorn has a line for every malformed request, of which anybody can send any number. They
+are counted, and logged now and then."""
+_QUIET.setLevel(logging.ERROR)
 
 
 class DeadlineProtocol(H11Protocol):
     """Closes a connection whose request line and headers are not whole in ``head_timeout_s``
     seconds, counted from its opening or from the first byte after an answer, however the bytes
     trickle. So it does with what follows an answer that was given before the body was read.
+
+    ``door`` counts what is refused; unless the connection has its place already (``placed``),
+    it takes one among the door's.
     """
 
     head_timeout_s: ClassVar[float] = 10.0
+    door: ClassVar[Door]
+    placed: ClassVar[bool] = False
 
     _deadline: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.logger = _QUIET
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        if self.placed or self.door.crowd.enter(self):
+            self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        # h11 bounds a head that is not whole, but takes any that comes whole in one piece.
+        for begin in range(0, len(data), _AT_ONCE):
+            super().data_received(data[begin : begin + _AT_ONCE])
+            if self.transport.is_closing():
+                break
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self.door.crowd.leave(self)
         super().connection_lost(exc)
 
-    def _between_requests(self) -> bool:
+    def idle(self) -> bool:
+        """Whether no request is in hand; so it is before the connection was made."""
+        if self.transport is not None and self.transport.is_closing():
+            return True
         answered = self.cycle is not None and self.cycle.response_complete
         return answered or self.conn.their_state is h11.IDLE
 
+    def evict(self) -> None:
+        """End the connection at once, whatever is left to be written."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as everything is refused: with this API's error object."""
+        refusal = RequestError("the request is no HTTP that is known here", reason="bad_request")
+        self.door.refusals.count(refusal.reason)
+        # In the middle of an answer nothing else can be said.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(error_body(refusal))
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
     def _watch(self) -> None:
-        if not self._between_requests():
+        if not self.idle():
             self._forget()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self.head_timeout_s, self._expired)
@@ -52,5 +105,6 @@ class DeadlineProtocol(H11Protocol):
 
     def _expired(self) -> None:
         self._deadline = None
-        if self._between_requests():
+        if self.idle():
+            self.door.refusals.count("head_timeout")
             self.transport.close()

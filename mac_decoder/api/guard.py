@@ -8,8 +8,6 @@ No CORS header is sent but to origins that were allowed, so other pages could re
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -17,7 +15,9 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mac_decoder.api.door import Refusals
 from mac_decoder.api.errors import error_response
+from mac_decoder.api.keys import Keys, is_ours
 from protocol.errors import BatonError, CapacityError, RequestError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -90,9 +90,14 @@ class HostGuard:
     """
 
     def __init__(
-        self, app: ASGIApp, hosts: Iterable[str] = (), origins: Iterable[str] = ()
+        self,
+        app: ASGIApp,
+        refusals: Refusals,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
     ) -> None:
         self._app = app
+        self._refusals = refusals
         self._callers = Callers(hosts, origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +107,7 @@ class HostGuard:
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
         refusal = self._callers.refusal(hosts, origins)
         if refusal is not None:
+            self._refusals.count(refusal.reason)
             await _refuse(refusal, scope, receive, send)
             return
         invited = next((one for one in origins if self._callers.invites(one)), None)
@@ -154,47 +160,63 @@ def _readable(send: Send, origin: str) -> Send:
 
 
 class KeyGuard:
-    """Asks for one of ``keys`` as a bearer token, where there are any.
+    """Asks for one of ``keys`` as a bearer token, or does no more than look at it.
 
-    ``OPEN`` paths tell nothing but that the process is there, and need none. The digest of the
-    key that was given is left in the scope, under ``CALLER``.
+    Without ``demanded``, whoever gives no key is let in, and so is what clients are made to
+    send although nobody asked for it; but what has the form of a key of ours must be one, so
+    that a revoked key is not taken for none. ``OPEN`` paths tell nothing but that the process
+    is there, and need none. What separates the caches of the caller from those of others is
+    left in the scope, under ``SALT``.
     """
 
-    CALLER = "baton.caller"
+    SALT = "baton.salt"
 
     OPEN = frozenset({"/health", "/ready"})
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, refusals: Refusals, keys: Keys, *, demanded: bool) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._refusals = refusals
+        self._keys = keys
+        self._demanded = demanded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The routes are found by this same text, so no other spelling of a path opens another.
         guarded = scope["type"] in ("http", "websocket") and scope["path"] not in self.OPEN
-        if not self._digests or not guarded:
+        if not guarded:
             await self._app(scope, receive, send)
             return
-        caller = self._caller(_values(scope, b"authorization"))
-        if caller is not None:
-            await self._app({**scope, self.CALLER: caller}, receive, send)
+        salt = self._salt(_values(scope, b"authorization"))
+        if salt is not None:
+            await self._app({**scope, self.SALT: salt}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
+        self._refusals.count(refusal.reason)
         await _refuse(refusal, scope, receive, send)
 
-    def _caller(self, given: list[str]) -> bytes | None:
-        """The digest of the key that was given, if it is one of ours."""
-        if len(given) != 1:
+    def _salt(self, given: list[str]) -> bytes | None:
+        """The salt of whoever gives this, empty for nobody in particular; ``None``: refused."""
+        tokens = [_bearer(value) for value in given]
+        if len(tokens) == 1 and tokens[0] is not None:
+            salt = self._keys.salt_of(tokens[0])
+            if salt is not None:
+                return salt
+        if self._demanded or any(token is not None and is_ours(token) for token in tokens):
             return None
-        scheme, _, key = given[0].partition(" ")
-        digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return digest if scheme.lower() == "bearer" and any(matches) else None
+        return b""
+
+
+def _bearer(authorization: str) -> str | None:
+    """The token of an Authorization header; ``None`` where it has another scheme."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 class BodyLimit:
     """Refuses a request body above ``limit`` bytes, as soon as it is known to be longer."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, refusals: Refusals, limit: int) -> None:
         self._app = app
+        self._refusals = refusals
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,6 +225,7 @@ class BodyLimit:
             return
         refusal = self._declared_refusal(_values(scope, b"content-length"))
         if refusal is not None:
+            self._refusals.count(refusal.reason)
             await _refuse(refusal, scope, receive, send)
             return
         seen = 0
@@ -213,7 +236,9 @@ class BodyLimit:
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 if seen > self._limit:
-                    raise self._too_large()
+                    refusal = self._too_large()
+                    self._refusals.count(refusal.reason)
+                    raise refusal
             return message
 
         await self._app(scope, counted, send)
@@ -235,8 +260,9 @@ class BodyLimit:
 class RequestLimit:
     """Refuses POST requests above ``limit`` at once, before their bodies are read."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, refusals: Refusals, limit: int) -> None:
         self._app = app
+        self._refusals = refusals
         self._limit = limit
         self._in_hand = 0
 
@@ -246,6 +272,7 @@ class RequestLimit:
             return
         if self._in_hand >= self._limit:
             busy = CapacityError("too many requests are in hand", reason="too_many_requests")
+            self._refusals.count(busy.reason)
             await _refuse(busy, scope, receive, send)
             return
         self._in_hand += 1
@@ -253,11 +280,6 @@ class RequestLimit:
             await self._app(scope, receive, send)
         finally:
             self._in_hand -= 1
-
-
-def _digest(key: str) -> bytes:
-    # Digests have one length, so that comparing them tells nothing of a key's.
-    return hashlib.sha256(key.encode()).digest()
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

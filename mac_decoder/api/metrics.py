@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from mac_decoder.api.door import Door
 from mac_decoder.engine.events import Report
 
 _TTFT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
@@ -31,12 +32,36 @@ class _Reuse(Collector):
         yield family
 
 
-class Metrics:
-    """What this process has served since it started; ``counters`` are the engine's."""
+class _AtTheDoor(Collector):
+    """Refusals and connections, as they are when somebody asks."""
 
-    def __init__(self, counters: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def collect(self) -> Iterator[Metric]:
+        """Two families: refusals by reason, and how many connections are open."""
+        refusals = CounterMetricFamily(
+            "baton_door_refusals",
+            "Requests and connections refused before any work was done for them, by reason",
+            labels=("reason",),
+        )
+        for reason, count in self._door.refusals.counts.items():
+            refusals.add_metric((reason,), count)
+        yield refusals
+        yield GaugeMetricFamily(
+            "baton_connections", "Connections that are open", len(self._door.crowd)
+        )
+
+
+class Metrics:
+    """What this process has served since it started; ``counters`` are the engine's, ``door``
+    is what stands before it.
+    """
+
+    def __init__(self, counters: Callable[[], Mapping[str, int]], door: Door) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self.registry.register(_Reuse(counters))
+        self.registry.register(_AtTheDoor(door))
         self.requests = Counter(
             "baton_requests",
             "Requests by endpoint, outcome (completed, refused, failed, cancelled) and source",

@@ -43,6 +43,7 @@ def router(service: Service) -> APIRouter:
             {
                 "model": service.served_name,
                 "supervisor": {**service.past._asdict(), "connections_missed": missed},
+                "door": _door(service),
                 "engine": engine,
                 "cache": cache,
             }
@@ -55,6 +56,19 @@ def router(service: Service) -> APIRouter:
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return routes
+
+
+def _door(service: Service) -> dict[str, Any]:
+    """What the HTTP door lets in, and has refused so far."""
+    refused = service.door.refusals.counts
+    return {
+        "certificate_sha256": service.certificate,
+        "keys": len(service.keys),
+        "keys_demanded": service.settings.keys_demanded,
+        "connections": len(service.door.crowd),
+        "connections_limit": service.door.crowd.most,
+        "refused": {reason: count for reason, count in refused.items() if count},
+    }
 
 
 def _json(

@@ -13,7 +13,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from mac_decoder.api.door import MOST_CONNECTIONS, Door
 from mac_decoder.api.errors import status_of
+from mac_decoder.api.keys import KeyFiles, Keys
 from mac_decoder.api.metrics import Metrics
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.custody import Custody
@@ -50,13 +52,22 @@ class Service:
         settings: ApiSettings,
         past: Past = FIRST,
         custody: Custody | None = None,
+        stored: KeyFiles | None = None,
+        certificate: str | None = None,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
+        """``stored`` keys are valid beside the settings'; ``certificate`` is the fingerprint of
+        the one that is shown to clients, where there is TLS.
+        """
         self.past = past
         self.custody = custody
+        self.certificate = certificate
+        self.keys = Keys(settings.api_keys, stored)
+        self.door = Door(most_connections)
         self.engine = engine
         self.served_name = served_name
         self.settings = settings
-        self.metrics = Metrics(engine.counters)
+        self.metrics = Metrics(engine.counters, self.door)
         self.created = int(time.time())
         self._began = time.monotonic()
         self._text: TokenText | None = None

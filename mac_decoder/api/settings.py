@@ -13,7 +13,8 @@ class ApiSettings:
 
     ``hosts`` are names that the endpoint may be called by beside this machine's loopback
     names; ``origins`` are foreign web origins (``https://chat.example``) that browsers may
-    call from; ``api_keys`` empty asks for none. At most ``max_requests`` are in hand at once,
+    call from. ``api_keys`` are valid beside those that are stored; ``keys_demanded`` asks
+    everybody for one. At most ``max_requests`` are in hand at once,
     each with a body of at most ``max_body_bytes`` that is read within ``body_timeout_s``, and
     never goes on for ``body_stall_s`` with hardly a byte: so much memory can requests take, for
     so long can they keep others out. A client that takes no byte for ``stall_timeout_s`` has
@@ -26,6 +27,7 @@ class ApiSettings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    keys_demanded: bool = False
     share_caches: bool = False
     max_requests: int = 96
     max_body_bytes: int = 16 << 20

@@ -19,18 +19,17 @@ from mac_decoder.api.deadlines import DeadlineProtocol
 from mac_decoder.custody import Custody, Entry, Owed
 
 
-def watched_by(custody: Custody) -> type[DeadlineProtocol]:
-    """uvicorn's protocol class for connections that ``custody`` is told of."""
-    return type("WatchedProtocol", (_WatchedProtocol,), {"custody": custody})
+class WatchedProtocol(DeadlineProtocol):
+    """A connection that ``custody`` is told of."""
 
-
-class _WatchedProtocol(DeadlineProtocol):
     custody: ClassVar[Custody]
 
     _entry: Entry | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if transport.is_closing():
+            return
         self._entry = self.custody.opened(transport.get_extra_info("socket").fileno())
         if self._entry is not None:
             self.app = _Noted(self.app, self, self._entry)  # type: ignore[assignment]

@@ -8,6 +8,7 @@ import os
 import msgspec
 import pytest
 
+from mac_decoder.api.keys import KeyFiles
 from mac_decoder.config import (
     DecoderConfig,
     check,
@@ -43,7 +44,8 @@ def test_every_option_arrives(tmp_path):
         "--pairing p --lane remote --remote-threshold 2 --max-concurrent 3 --max-waiting 4 "
         "--prefill-step 5 --memory-max 1.5GB --ram-max 2GiB --cache-dir c --cache-max 3tb "
         "--no-disk --share-caches --default-max-tokens 6 --default-temperature 0.5 "
-        "--allow-host a --allow-host b --allow-origin https://c --state-dir s "
+        "--allow-host a --allow-host b --allow-origin https://c --tls-cert d --tls-key e "
+        "--state-dir s "
         "--log-level debug"
     )
     config = config_from([*text.split(), "--api-keys-file", str(keys)])
@@ -70,6 +72,8 @@ def test_every_option_arrives(tmp_path):
         hosts=("a", "b"),
         origins=("https://c",),
         api_keys=("first-key-of-all-of-them", "second-key-of-all-of-them"),
+        tls_cert="d",
+        tls_key="e",
         state_dir="s",
         log_level="debug",
     )
@@ -138,6 +142,8 @@ def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
         ({"host": ""}, "bind_needs_keys"),
         ({"host": "::"}, "bind_needs_keys"),
         ({"host": "localhost.example"}, "bind_needs_keys"),
+        ({"tls_cert": "c"}, "tls_incomplete"),
+        ({"tls_key": "k"}, "tls_incomplete"),
         ({"lane": "remote"}, "lane_needs_producer"),
         ({"producers": ("http://box:1",)}, "producer_url_invalid"),
         ({"producers": ("wss://",)}, "producer_url_invalid"),
@@ -165,9 +171,10 @@ def test_secrets_are_not_shown_and_survive_the_pipe_to_the_child():
         ({"remote_threshold": 0}, "option_out_of_range"),
     ],
 )
-def test_what_cannot_be_served_is_refused(changes, reason):
+def test_what_cannot_be_served_is_refused(tmp_path, changes, reason):
+    config = DecoderConfig(model="m", state_dir=str(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        check(msgspec.structs.replace(DecoderConfig(model="m"), **changes))
+        check(msgspec.structs.replace(config, **changes))
     assert caught.value.reason == reason
 
 
@@ -187,6 +194,36 @@ def test_what_cannot_be_served_is_refused(changes, reason):
 def test_what_can_be_served(changes):
     config = msgspec.structs.replace(DecoderConfig(model="m"), **changes)
     assert check(config) is config
+
+
+def test_others_are_let_in_where_there_is_a_key_for_them(tmp_path):
+    config = DecoderConfig(model="m", host="0.0.0.0", state_dir=str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert f"baton key create NAME --state-dir {tmp_path}" in str(caught.value.hint)
+    files = KeyFiles(config.state_path)
+    files.create("laptop")
+    assert check(config) is config
+    files.revoke("laptop")
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert caught.value.reason == "bind_needs_keys"
+
+
+@pytest.mark.parametrize(
+    ("changes", "demanded", "secured", "names"),
+    [
+        ({}, False, False, ()),
+        ({"hosts": ("desk",)}, False, False, ("desk",)),
+        ({"api_keys": ("a-key-that-is-long",)}, True, False, ()),
+        ({"tls_cert": "c", "tls_key": "k"}, False, True, ()),
+        ({"host": "10.0.0.7", "hosts": ("desk",)}, True, True, ("desk", "10.0.0.7")),
+    ],
+)
+def test_whoever_others_can_reach_asks_for_keys_over_tls(changes, demanded, secured, names):
+    config = msgspec.structs.replace(DecoderConfig(model="m"), **changes)
+    assert (config.keys_demanded, config.uses_tls) == (demanded, secured)
+    assert config.own_names == names
 
 
 @pytest.mark.parametrize("content", ["", "short\n", "a-key-that-is-long-enöugh\n"])

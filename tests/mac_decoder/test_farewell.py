@@ -29,7 +29,8 @@ import asyncio, os, signal, sys
 import uvicorn
 from mac_decoder import control, endpoint, supervisor
 from mac_decoder.api import sse
-from mac_decoder.api.watched import watched_by
+from mac_decoder.api.connections import protocol_for
+from mac_decoder.api.door import Door
 
 start, listening, channel = supervisor.take_over(int(sys.argv[1]))
 with open(os.path.join(start.config.state_dir, "starts"), "a") as file:
@@ -75,7 +76,7 @@ async def app(scope, receive, send):
         await asyncio.sleep(60)
 
 async def main():
-    watched = watched_by(custody)
+    watched = protocol_for(Door(), custody)
     server = uvicorn.Server(uvicorn.Config(app, http=watched, log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:

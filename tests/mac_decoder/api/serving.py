@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 import uvicorn
 
 from mac_decoder.api.app import create_app, server_config
+from mac_decoder.api.door import MOST_CONNECTIONS
+from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
 
@@ -23,13 +26,24 @@ MODEL = "tiny"
 class Server:
     """A server that answers at ``url``; ``engine`` belongs to its loop."""
 
-    def __init__(self, make_engine: Callable[[], Any], settings: ApiSettings) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], Any],
+        settings: ApiSettings,
+        stored: KeyFiles | None = None,
+        tls: ssl.SSLContext | None = None,
+        most_connections: int = MOST_CONNECTIONS,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
         self._thread.start()
         self.engine = make_engine()
-        service = Service(self.engine, MODEL, settings)
-        self._server = uvicorn.Server(server_config(create_app(service)))
+        service = Service(
+            self.engine, MODEL, settings, stored=stored, most_connections=most_connections
+        )
+        self.door = service.door
+        config = server_config(create_app(service), service.door, tls=tls)
+        self._server = uvicorn.Server(config)
         self.run(self.engine.start())
         self.run(service.warm())
         listening = socket.create_server(("127.0.0.1", 0))
@@ -40,7 +54,7 @@ class Server:
                 self._serving.result()
             threading.Event().wait(0.01)
         self.port: int = listening.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 60) -> T:
         """Run ``work`` on the server's loop."""
@@ -57,10 +71,10 @@ class Server:
 
 @contextmanager
 def serving(
-    make_engine: Callable[[], Any], settings: ApiSettings | None = None
+    make_engine: Callable[[], Any], settings: ApiSettings | None = None, **more: Any
 ) -> Iterator[Server]:
-    """A server for the time of a block."""
-    server = Server(make_engine, settings or ApiSettings())
+    """A server for the time of a block; ``more`` as ``Server`` takes it."""
+    server = Server(make_engine, settings or ApiSettings(), **more)
     try:
         yield server
     finally:

@@ -11,8 +11,10 @@ from fastapi import FastAPI, Request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mac_decoder.api.door import Refusals
 from mac_decoder.api.errors import error_response
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit, host_name
+from mac_decoder.api.keys import Keys
 from mac_decoder.api.settings import ApiSettings
 from protocol.errors import BatonError
 
@@ -66,7 +68,15 @@ def told(*pairs: tuple[str, str]) -> Headers:
     return [(name.encode(), value.encode("latin-1")) for name, value in pairs]
 
 
-GUARD = HostGuard(_app, hosts=("desk.local", "10.0.0.7"), origins=("https://chat.example",))
+REFUSALS = Refusals()
+
+GUARD = HostGuard(
+    _app, REFUSALS, hosts=("desk.local", "10.0.0.7"), origins=("https://chat.example",)
+)
+
+
+def keyed(*keys: str, demanded: bool = True) -> KeyGuard:
+    return KeyGuard(_app, REFUSALS, Keys(keys), demanded=demanded)
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
@@ -151,7 +161,7 @@ def test_any_authority_gives_a_name_or_none(authority: str) -> None:
 
 
 def test_one_of_the_keys_is_asked_for() -> None:
-    app = KeyGuard(_app, ("first", "second"))
+    app = keyed("first", "second")
     assert ask(app, told(("authorization", "Bearer first"))) == 200
     assert ask(app, told(("authorization", "bearer second"))) == 200
     assert ask(app, told(("authorization", "Bearer third"))) == 401
@@ -166,8 +176,48 @@ def test_one_of_the_keys_is_asked_for() -> None:
     assert ask(app, [], kind="websocket") == 403
 
 
-def test_without_keys_nothing_is_asked_for() -> None:
-    assert ask(KeyGuard(_app), []) == 200
+def test_where_keys_are_demanded_and_there_is_none_nobody_gets_in() -> None:
+    app = keyed()
+    assert ask(app, []) == 401
+    assert ask(app, told(("authorization", "Bearer any"))) == 401
+    assert ask(app, told(("authorization", "Bearer "))) == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ((), 200),
+        (("Bearer first",), 200),
+        (("Bearer none",), 200),
+        (("Basic Zmlyc3Q6",), 200),
+        (("Bearer baton-revoked",), 401),
+        (("bearer   baton-revoked",), 401),
+        (("Bearer none", "Bearer baton-revoked"), 401),
+    ],
+)
+def test_where_none_is_demanded_a_key_of_ours_must_be_one(
+    given: tuple[str, ...], status: int
+) -> None:
+    """OpenAI's client cannot send no key at all; a revoked key must not go on as nobody's."""
+    headers = told(*(("authorization", value) for value in given))
+    assert ask(keyed("first", demanded=False), headers) == status
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+def test_the_salt_is_that_of_the_key(demanded: bool) -> None:
+    seen: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope[KeyGuard.SALT])
+        await _app(scope, receive, send)
+
+    guard = KeyGuard(app, REFUSALS, Keys(("first", "second")), demanded=demanded)
+    for key in ("first", "second", "first"):
+        assert ask(guard, told(("authorization", f"Bearer {key}"))) == 200
+    assert seen[0] == seen[2]
+    assert len({*seen, b""}) == 3
+    ask(guard, told(("authorization", "Bearer none")))
+    assert seen[3:] == ([] if demanded else [b""])
 
 
 def test_keys_are_not_shown_with_the_settings() -> None:
@@ -180,7 +230,7 @@ def test_keys_are_not_shown_with_the_settings() -> None:
 )
 def test_a_declared_length_is_believed(length: str, status: int) -> None:
     headers = [(b"content-length", length.encode())]
-    assert ask(BodyLimit(_app, 10), headers) == status
+    assert ask(BodyLimit(_app, REFUSALS, 10), headers) == status
 
 
 def test_a_body_without_a_length_is_counted() -> None:
@@ -194,7 +244,7 @@ def test_a_body_without_a_length_is_counted() -> None:
     async def _(request: Request) -> int:
         return len(await request.body())
 
-    limited = BodyLimit(app, 10)
+    limited = BodyLimit(app, REFUSALS, 10)
 
     async def post(*pieces: bytes) -> int:
         async def body() -> Any:
@@ -218,7 +268,7 @@ def test_above_the_limit_a_request_is_told_to_come_back() -> None:
             await leave.wait()
             await _app(scope, receive, send)
 
-        app = RequestLimit(slow, 1)
+        app = RequestLimit(slow, REFUSALS, 1)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             first = asyncio.create_task(client.post("/a"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.model import load
@@ -241,33 +244,79 @@ def test_the_status_tells_what_is_kept_and_no_text(served: Served) -> None:
     assert cache["derived"]["joules_saved"] == {"value": None, "tag": "unavailable"}
 
 
-KEYS = ("first-key-of-all-of-them", "second-key-of-all-of-them")
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_api_keys_reuse_their_own_prompts_alone_unless_shared(
-    checkpoint: Callable[..., Path], *, shared: bool
+@pytest.mark.parametrize("given", [False, True], ids=["created", "given"])
+def test_no_api_key_learns_by_cached_tokens_what_another_asked(
+    checkpoint: Callable[..., Path], tmp_path: Path, *, given: bool
 ) -> None:
-    """Who asks could tell by the time whether another had asked the same."""
+    """Whoever guesses a prompt would see it in the count, and by the time."""
+    files = KeyFiles(tmp_path)
+    if given:
+        first, second = "first-key-of-all-of-them", "second-key-of-all-of-them"
+        api = ApiSettings(api_keys=(first, second), keys_demanded=True)
+    else:
+        first, second = files.create("first"), files.create("second")
+        api = ApiSettings(keys_demanded=True)
+    with keyed(checkpoint, api, files) as cached:
+        whole = PROMPT - 1
+        assert cached(first) == 0
+        assert cached(second) == 0
+        assert (cached(first), cached(second)) == (whole, whole)
+        if not given:
+            files.revoke("second")
+            again = KeyFiles(tmp_path).create("second")
+            time.sleep(1.1)
+            assert cached(again) == 0, "another key of that name"
+
+
+def test_keys_that_share_caches_share_them_with_each_other_and_with_nobodys(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    files = KeyFiles(tmp_path)
+    alone = files.create("alone")
+    pair = [files.create(name, shares_caches=True) for name in ("one", "other")]
+    with keyed(checkpoint, ApiSettings(), files) as cached:
+        assert cached(alone) == 0
+        assert cached(pair[0]) == 0, "not what the key with its own caches asked"
+        assert cached(pair[1]) == PROMPT - 1
+        assert cached(None) == PROMPT - 1
+
+
+def test_all_keys_may_share_caches(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    files = KeyFiles(tmp_path)
+    keys = [files.create(name) for name in ("one", "other")]
+    api = ApiSettings(keys_demanded=True, share_caches=True)
+    with keyed(checkpoint, api, files) as cached:
+        assert [cached(key) for key in keys] == [0, PROMPT - 1]
+
+
+PROMPT = 300
+
+
+@contextmanager
+def keyed(
+    checkpoint: Callable[..., Path], api: ApiSettings, files: KeyFiles
+) -> Iterator[Callable[[str | None], int]]:
+    """A way to ask the same prompt with any key: how many tokens of it were cached."""
     known = read_checkpoint(checkpoint("llama"))
     keeper = Keeper(known.identity, known.layout, bytes(32))
     settings = EngineSettings(prefill_step=64, ram_bytes=1 << 28)
-    api = ApiSettings(api_keys=KEYS, share_caches=shared)
     with (
-        serving(lambda: Engine(lambda: load(known), settings, keeper=keeper), api) as server,
+        serving(
+            lambda: Engine(lambda: load(known), settings, keeper=keeper), api, stored=files
+        ) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
 
-        def ask(key: str) -> str:
+        def ask(key: str | None) -> int:
             answer = http.post(
                 "/v1/completions",
-                headers={"authorization": f"Bearer {key}"},
-                json={"model": MODEL, "prompt": list(range(3, 303)), "max_tokens": 2},
+                headers={} if key is None else {"authorization": f"Bearer {key}"},
+                json={"model": MODEL, "prompt": list(range(3, 3 + PROMPT)), "max_tokens": 2},
             )
             assert answer.status_code == 200, answer.text
-            return answer.json()["baton"]["source"]
+            where, cached = source(answer.json())
+            assert (where == "local") == (cached == 0)
+            return cached
 
-        assert ask(KEYS[0]) == "local"
-        assert ask(KEYS[1]) == ("resident" if shared else "local")
-        assert ask(KEYS[0]) == "resident"
+        yield ask
     keeper.close()
