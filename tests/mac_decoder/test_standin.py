@@ -4,26 +4,48 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
+import httpx
 import pytest
 
 from mac_decoder import standin
+from mac_decoder.api import tls
 from mac_decoder.standin import StandIn, Standing
 
 Address = tuple[str, int]
 
 
-@pytest.fixture
-def address() -> Iterator[Address]:
+@contextmanager
+def standing_in(context: ssl.SSLContext | None = None) -> Iterator[Address]:
     """Where a stand-in listens that says the decoder is starting."""
     standing = Standing("starting", "decoder_starting", "the decoder is starting", 2)
+    allowed = ("mine.example",), ("http://page.example",)
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-        stand_in = StandIn(listening, lambda: standing, ("mine.example",), ("http://page.example",))
+        stand_in = StandIn(listening, lambda: standing, *allowed, context)
         stand_in.begin()
         yield listening.getsockname()[:2]
         stand_in.end()
+
+
+@pytest.fixture
+def address() -> Iterator[Address]:
+    with standing_in() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tls.Tls:
+    return tls.own(tmp_path_factory.mktemp("state"), ("localhost",))
+
+
+@pytest.fixture
+def secured(shown: tls.Tls) -> Iterator[Address]:
+    with standing_in(shown.context) as found:
+        yield found
 
 
 def asked(address: Address, raw: bytes) -> tuple[int, dict]:
@@ -109,3 +131,52 @@ def test_what_is_malformed_is_answered_in_json(address, raw):
     status, body = asked(address, raw)
     assert 400 <= status <= 505
     assert body["error"]["code"] == "bad_request"
+
+
+def over_tls(address: Address, shown: tls.Tls) -> httpx.Response:
+    context = ssl.create_default_context(cafile=str(shown.path))
+    with httpx.Client(verify=context, timeout=10) as client:
+        return client.get(f"https://localhost:{address[1]}/v1/models")
+
+
+def test_behind_tls_it_tells_the_same_and_says_goodbye(secured, shown):
+    answer = over_tls(secured, shown)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["error"]["code"] == "decoder_starting"
+    context = ssl.create_default_context(cafile=str(shown.path))
+    raw = socket.create_connection(secured, 5.0)
+    with context.wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        found = b""
+        while piece := one.recv(1 << 16):  # an end without a goodbye would be an error
+            found += piece
+    assert found.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\x00\x04abcd", b""],
+    ids=["in the clear", "no hello", "nothing"],
+)
+def test_behind_tls_nothing_is_said_in_the_clear(secured, shown, raw, monkeypatch):
+    monkeypatch.setattr(standin, "_LIFE_S", 0.5)
+    found = b""
+    with socket.create_connection(secured, 5.0) as client:
+        client.sendall(raw)
+        try:
+            while piece := client.recv(1 << 16):
+                found += piece
+        except ConnectionResetError:
+            pass
+    assert b"HTTP" not in found
+    assert over_tls(secured, shown).status_code == 503
+
+
+def test_handshakes_that_do_not_come_hide_nothing(secured, shown):
+    with ExitStack() as stack:
+        for number in range(standin._MAX_CONNECTIONS + 20):
+            slow = stack.enter_context(socket.create_connection(secured, 5.0))
+            slow.sendall(b"\x16\x03\x01\x02"[: number % 5])
+        began = time.monotonic()
+        assert over_tls(secured, shown).status_code == 503
+        assert time.monotonic() - began < 4
