@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,7 +15,7 @@ from app.terminal import err, human_bytes, out, print_json
 from protocol.architectures import text_config
 from protocol.checkpoint import read_config, read_layout
 from protocol.errors import ConfigError, RequestError
-from protocol.layout import Layout, SlidingLayer, payload_bytes, regions
+from protocol.layout import Layout, SlidingLayer, extra_cuts, payload_bytes, regions
 from protocol.layouts_named import named
 
 USUAL_PROMPT: Final = 32_768
@@ -40,6 +41,7 @@ class HandoffPlan:
 
     prompt: int
     held: int
+    extra_cuts: tuple[int, ...]
     payload_bytes: int
     full_bytes: int
     share: float
@@ -47,13 +49,14 @@ class HandoffPlan:
     layers: tuple[KindPlan, ...]
 
 
-def plan_handoff(layout: Layout, prompt: int, held: int) -> HandoffPlan:
-    """Count the handoff for a prompt of ``prompt`` tokens of which ``held`` are held.
+def plan_handoff(layout: Layout, prompt: int, held: int, extra: Sequence[int] = ()) -> HandoffPlan:
+    """Count the handoff for a prompt of ``prompt`` tokens of which ``held`` are held, with cuts
+    at ``extra`` too.
 
     The boundary token is never shipped. ``resent_window_bytes`` counts the sliding layers
     whose suffix outruns their window: their whole window goes again, held or not. Raises
-    RequestError ``prompt_out_of_range`` unless ``prompt >= 1``, and ``held_out_of_range``
-    unless ``0 <= held <= prompt``.
+    RequestError ``prompt_out_of_range`` unless ``prompt >= 1``, ``held_out_of_range`` unless
+    ``0 <= held <= prompt``, and ``extra_cut_out_of_range`` for one that no handoff brings.
     """
     if prompt < 1:
         raise RequestError(
@@ -73,25 +76,34 @@ def plan_handoff(layout: Layout, prompt: int, held: int) -> HandoffPlan:
         )
     end = prompt - 1
     cut = min(held, end)
-    payload, full = payload_bytes(layout, cut, end), payload_bytes(layout, 0, end)
+    cuts = extra_cuts(layout, cut, end, max(end, 1), extra)
+    if wrong := sorted({*extra} - {*cuts}):
+        raise RequestError(
+            "no handoff brings a cut there",
+            reason="extra_cut_out_of_range",
+            field="extra-cut",
+            found=wrong[0],
+            expected=f"between {cut} and {end}, and within the smallest window of {end}",
+        )
+    payload, full = payload_bytes(layout, cut, end, cuts), payload_bytes(layout, 0, end, cuts)
     resent = sum(
         region.nbytes
-        for region in regions(layout, cut, end)
+        for region in regions(layout, cut, end, cuts)
         if isinstance(layer := layout.layers[region.index], SlidingLayer)
-        and 0 < cut < end - layer.window
+        and 0 < cut < (*cuts, end)[0] - layer.window
     )
     share = payload / full if full else 0.0
-    kinds = _by_kind(layout, cut, end)
-    return HandoffPlan(prompt, held, payload, full, share, resent, kinds)
+    kinds = _by_kind(layout, cut, end, cuts)
+    return HandoffPlan(prompt, held, cuts, payload, full, share, resent, kinds)
 
 
-def _by_kind(layout: Layout, cut: int, end: int) -> tuple[KindPlan, ...]:
+def _by_kind(layout: Layout, cut: int, end: int, extra: Sequence[int]) -> tuple[KindPlan, ...]:
     """One entry per kind and window, in the order in which the layout first has them."""
     members: dict[tuple[str, int | None], list[int]] = {}
     for index, layer in enumerate(layout.layers):
         window = layer.window if isinstance(layer, SlidingLayer) else None
         members.setdefault((layer.kind, window), []).append(index)
-    shipped, whole = regions(layout, cut, end), regions(layout, 0, end)
+    shipped, whole = regions(layout, cut, end, extra), regions(layout, 0, end, extra)
     found: list[KindPlan] = []
     for (kind, window), indices in members.items():
         mine = [region for region in shipped if region.index in indices]
@@ -101,7 +113,7 @@ def _by_kind(layout: Layout, cut: int, end: int) -> tuple[KindPlan, ...]:
                 window,
                 len(indices),
                 mine[0].first if mine else end,
-                mine[0].last if mine else end,
+                mine[-1].last if mine else end,
                 sum(region.nbytes for region in mine),
                 sum(region.nbytes for region in whole if region.index in indices),
             )
@@ -123,6 +135,10 @@ def plan(
         ),
     ] = None,
     held: Annotated[int, typer.Option(help="Tokens that the decoder already holds.")] = 0,
+    extra_cut: Annotated[
+        list[int] | None,
+        typer.Option(help="Another position to bring a cut of: where the next turn will part."),
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="A named layout: muse-glimmer.")] = None,
     model: Annotated[Path | None, typer.Option(help="A checkpoint instead of a name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -139,7 +155,7 @@ def plan(
     context = None if model is None else _context(model)
     if prompt is None:
         prompt = USUAL_PROMPT if context is None else max(1, min(USUAL_PROMPT, context // 2))
-    result = plan_handoff(chosen, prompt, held)
+    result = plan_handoff(chosen, prompt, held, extra_cut or ())
     if context is not None and prompt >= context:
         err.print(
             f"[yellow]remark[/]: {prompt:,} tokens leave no room for an answer in this model's "

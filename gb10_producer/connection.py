@@ -287,9 +287,10 @@ class Connection:
         assert machine is not None
         assert machine.sending is not None
         end = len(event.tokens)
-        span = prefill.cut.to_bytes(8, "big") + end.to_bytes(8, "big")
+        extra = prefill.extra_cuts
+        span = b"".join(at.to_bytes(8, "big") for at in (prefill.cut, end, len(extra), *extra))
         key = hashlib.sha256(span + prefill.space + prefill.tokens).digest()
-        work = Work(key, event.tokens, prefill.cut, end, prefill.space)
+        work = Work(key, event.tokens, prefill.cut, end, prefill.space, extra)
         sending = machine.sending
         name = sending.name.hex()
         facts = {"peer": self.peer, "request": prefill.request, "generation": prefill.generation}

@@ -30,7 +30,7 @@ _RELIEF_S = 5.0
 
 @dataclass(frozen=True)
 class Work:
-    """What to compute: rows of ``[cut, end)`` of ``tokens``.
+    """What to compute: rows of ``[cut, end)`` of ``tokens``, and what cuts at ``extra`` need.
 
     Equal ``key``, equal rows and ``space``, which is whose prompts are kept together.
     """
@@ -40,6 +40,7 @@ class Work:
     cut: int
     end: int
     space: bytes = NO_SPACE
+    extra: tuple[int, ...] = ()
 
 
 @dataclass
@@ -265,13 +266,19 @@ class Device:
             job.position = position
 
         self._prefiller.turn_to(work.space)
-        self._prefiller.recall(work.tokens, work.end)  # room is made elsewhere first
+        self._prefiller.recall(work.tokens, work.end, work.extra)  # room is made elsewhere first
         with self._ledger.reserve(needed):
-            computes = work.end - self._prefiller.recall(work.tokens, work.end)
+            computes = work.end - self._prefiller.recall(work.tokens, work.end, work.extra)
             self._told(number, job, computes)
             self.prefills += 1
             computed = self._prefiller.prefill(
-                work.tokens.tolist(), work.cut, work.end, job.backlog.put, cancelled, progress
+                work.tokens.tolist(),
+                work.cut,
+                work.end,
+                job.backlog.put,
+                cancelled,
+                progress,
+                work.extra,
             )
         log.info("prefilled", extra={"computed": computed, "reused": work.end - computed})
         return computed

@@ -7,7 +7,7 @@ the frameworks by architecture is named by ``Architecture.torch_tweaks`` and don
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -48,11 +48,13 @@ class ProducerModel:
         """Whether attention writes out all scores: queries by rows, for every head."""
         return self.decoder.config._attn_implementation == "eager"
 
-    def open_pass(self, cut: int, end: int, emit: Emit) -> AbstractContextManager[Pass]:
+    def open_pass(
+        self, cut: int, end: int, emit: Emit, extra: Sequence[int] = ()
+    ) -> AbstractContextManager[Pass]:
         """See :func:`gb10_producer.tap.open_pass`."""
         known = self.checkpoint
         return open_pass(
-            self.decoder, known.layout, known.architecture, self.device, cut, end, emit
+            self.decoder, known.layout, known.architecture, self.device, cut, end, emit, extra
         )
 
 

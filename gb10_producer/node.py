@@ -43,7 +43,7 @@ from protocol.errors import (
 from protocol.identity import Identity
 from protocol.layout import ITEMSIZE, Dtype, LayerLayout, RecurrentLayer, payload_bytes
 from protocol.layouts_named import named, stand_in_identity
-from protocol.messages import MAX_CREDIT, MAX_TOKENS, Limits
+from protocol.messages import MAX_CREDIT, MAX_EXTRA_CUTS, MAX_TOKENS, Limits
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def _offer(config: ProducerConfig, source: Source, trust: Trust) -> Offer:
         identity=source.identity,
         layout=source.prefiller.layout,
         recipe=source.prefiller.recipe,
-        limits=Limits(max_tokens=source.max_tokens, max_credit=MAX_CREDIT),
+        limits=Limits(source.max_tokens, MAX_CREDIT, MAX_EXTRA_CUTS),
         trust=trust,
         vocabulary=source.vocabulary,
         throttle=Throttle(config.link_mbps),

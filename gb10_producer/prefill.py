@@ -106,7 +106,7 @@ class Prefiller(Protocol):
         """From now on use and keep what belongs to ``space``, 32 bytes; ``NO_SPACE``: nothing."""
         ...
 
-    def recall(self, tokens: Tokens, end: int) -> int:
+    def recall(self, tokens: Tokens, end: int, extra: Sequence[int] = ()) -> int:
         """How many of ``tokens[:end]`` a prefill would not compute now; whoever needs memory
         takes it from what is kept of others first.
         """
@@ -120,13 +120,15 @@ class Prefiller(Protocol):
         emit: Emit,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None],
+        extra: Sequence[int] = (),
     ) -> int:
         """Compute what a handoff over ``[cut, end)`` ships and hand it to ``emit``; return the
         number of tokens computed: ``end`` less what :meth:`recall` said just before.
 
         ``tokens`` holds at least ``end`` token ids. ``emit`` gets rows tile by tile and within a
         tile in the layout's order (the order of ``protocol.layout.schedule``), then every state
-        at ``end``; only what lies inside ``protocol.layout.spans``. It may block to hold the
+        at ``end``, and in between those at ``extra``, as ``protocol.layout.extra_cuts`` found
+        them; only what lies inside ``protocol.layout.spans``. It may block to hold the
         computation back, is called from one thread at a time (not always the caller's), and what
         it raises ends the prefill and is raised here. ``cancelled`` is asked before each tile;
         ``progress`` gets the position reached after each tile, counted from 0.
@@ -184,9 +186,9 @@ class TorchPrefiller:
         """See :meth:`Prefiller.turn_to`."""
         self._prefixes.turn_to(space)
 
-    def recall(self, tokens: Tokens, end: int) -> int:
+    def recall(self, tokens: Tokens, end: int, extra: Sequence[int] = ()) -> int:
         """See :meth:`Prefiller.recall`."""
-        return self._prefixes.find(tokens, end).position
+        return self._held(tokens, end, extra).position
 
     def prefill(
         self,
@@ -196,28 +198,38 @@ class TorchPrefiller:
         emit: Emit,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None],
+        extra: Sequence[int] = (),
     ) -> int:
         """See :meth:`Prefiller.prefill`; ``ValueError`` for positions outside the tokens."""
         if not 0 <= cut <= end <= len(tokens):
             raise ValueError(f"need 0 <= cut <= end <= {len(tokens)}, got cut={cut}, end={end}")
         if cut == end:
             return 0
-        chain = self._prefixes.find(tokens, end)
-        start = chain.position
+        chain = self._held(tokens, end, extra)
+        start, stops = chain.position, (*extra, end)
         try:
-            with self._model.open_pass(cut, end, emit) as running:
+            with self._model.open_pass(cut, end, emit, extra) as running:
                 self._begin(running, chain, cut, cancelled, progress)
-                for first, last in tiles(start, end, self._tile):
+                if start in stops:
+                    running.emit_states(start)
+                for first, last in tiles(start, end, self._tile, extra):
                     _require_wanted(cancelled)
                     with self._prefixes.recording(chain, first) as recording:
                         running.compute(tokens[first:last], first, recording)
                     progress(last)
-                running.emit_states()
+                    if last in stops:
+                        running.emit_states(last)
         except (CapacityError, EngineFault):
             # Memory that nobody had counted was needed, or the device is not to be believed.
             self._prefixes.clear()
             raise
         return end - start
+
+    def _held(self, tokens: Tokens, end: int, extra: Sequence[int]) -> Chain:
+        """The tiles held of a prompt. A tile that an extra cut divides is none of them, nor will
+        it be kept: its rows are those of this prompt alone.
+        """
+        return self._prefixes.find(tokens, extra[0] if extra else end)
 
     def _kept_in(self, ledger: Ledger, budget: int) -> PrefixCache:
         from gb10_producer.prefix_cache import PrefixCache
@@ -246,7 +258,7 @@ class TorchPrefiller:
         emitted: list[Rows | State] = []
         with self._model.open_pass(0, 2, emitted.append) as running:
             running.compute((0, 1), 0)
-            running.emit_states()
+            running.emit_states(2)
             form = running.footprint(self._tile)
         views = (item[-2:] if isinstance(item, Rows) else item[-1:] for item in emitted)
         found = sum(view.nbytes for pair in views for view in pair)

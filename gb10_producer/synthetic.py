@@ -58,7 +58,7 @@ class Synthetic:
     def turn_to(self, space: bytes) -> None:
         """Nothing is kept."""
 
-    def recall(self, tokens: Tokens, end: int) -> int:
+    def recall(self, tokens: Tokens, end: int, extra: Sequence[int] = ()) -> int:
         """Nothing is held of any prompt."""
         return 0
 
@@ -70,10 +70,11 @@ class Synthetic:
         emit: Emit,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None],
+        extra: Sequence[int] = (),
     ) -> int:
         """Emit what a handoff over ``[cut, end)`` ships; see the seam. Computes ``end`` tokens."""
-        shipped = spans(self.layout, cut, end)
-        for first, last in tiles(0, end, self.tile):
+        shipped = spans(self.layout, cut, end, extra)
+        for first, last in tiles(0, end, self.tile, extra):
             if cancelled():
                 raise Cancelled("The prefill was withdrawn.")
             if self._seconds_per_tile:
@@ -89,12 +90,12 @@ class Synthetic:
                     value = self._piece(span.index, VALUE, low, rows * row_bytes(layer, VALUE))
                     emit(Rows(span.index, low, high, key, value))
             progress(last)
-        for span in shipped:
-            layer = self.layout.layers[span.index]
-            if isinstance(layer, RecurrentLayer):
-                for number, state in enumerate(layer.states):
-                    data = self._piece(span.index, STATE + number, end, state.nbytes)
-                    emit(State(span.index, number, end, data))
+            for span in shipped:
+                layer = self.layout.layers[span.index]
+                if isinstance(layer, RecurrentLayer) and span.last == last:
+                    for number, state in enumerate(layer.states):
+                        data = self._piece(span.index, STATE + number, last, state.nbytes)
+                        emit(State(span.index, number, last, data))
         return end
 
     def _piece(self, index: int, role: int, position: int, nbytes: int) -> memoryview:

@@ -167,7 +167,7 @@ class TapCache(DynamicCache):
 
 
 class Pass:
-    """One prefill: computes tile by tile, emits what ``[cut, end)`` ships.
+    """One prefill: computes tile by tile, emits what ``[cut, end)`` ships, with cuts at ``extra``.
 
     It begins at position 0, or where :meth:`resume` brings it.
     """
@@ -180,17 +180,17 @@ class Pass:
         cut: int,
         end: int,
         outlet: Outlet,
+        extra: Sequence[int] = (),
     ) -> None:
         self._decoder = decoder
         self._layout = layout
         self._architecture = architecture
-        self._end = end
         self._outlet = outlet
         self._cache = TapCache(decoder.config, self._take_rows)
         self._attention: dict[int, Span] = {}
         self._tile = (0, 0)
         self._recording: Recording | None = None
-        for span in spans(layout, cut, end):
+        for span in spans(layout, cut, end, extra):
             layer = layout.layers[span.index]
             if not isinstance(layer, RecurrentLayer):
                 self._attention[layer.layer] = span
@@ -223,8 +223,8 @@ class Pass:
         """What a :class:`PrefixCache` keeps of caches like this one, once it has computed."""
         return footprint(self._cache.layers, self._layout, tile)
 
-    def emit_states(self) -> None:
-        """Emit every recurrent state, which must stand at ``end`` now."""
+    def emit_states(self, position: int) -> None:
+        """Emit every recurrent state, which must stand at ``position`` now."""
         declared_layers = {
             layer.layer for layer in self._layout.layers if isinstance(layer, RecurrentLayer)
         }
@@ -236,15 +236,14 @@ class Pass:
                 stored = self._cache.layers[layer.layer]
                 found = _states(stored, self._architecture.state_transform)
                 for number, (tensor, declared) in enumerate(zip(found, layer.states, strict=True)):
-                    self._put_state(index, number, tensor, declared)
+                    self._put_state(index, number, position, tensor, declared)
 
     def _put_state(
-        self, index: int, number: int, tensor: torch.Tensor, declared: StateArray
+        self, index: int, number: int, position: int, tensor: torch.Tensor, declared: StateArray
     ) -> None:
         _require_shape(f"layer {index}, {declared.name}", tensor.shape, declared.shape)
         wire = _copied(tensor, DTYPES[declared.dtype])
-        end = self._end
-        self._outlet.put(Ticket(lambda data: State(index, number, end, data), (wire,)))
+        self._outlet.put(Ticket(lambda data: State(index, number, position, data), (wire,)))
 
     def _take_rows(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         first, last = self._tile
@@ -285,6 +284,7 @@ def open_pass(
     cut: int,
     end: int,
     emit: Emit,
+    extra: Sequence[int] = (),
 ) -> Iterator[Pass]:
     """A :class:`Pass`; leaving the block waits until everything was emitted.
 
@@ -295,7 +295,7 @@ def open_pass(
     drained = False
     try:
         with torch.inference_mode():
-            yield Pass(decoder, layout, architecture, cut, end, outlet)
+            yield Pass(decoder, layout, architecture, cut, end, outlet, extra)
         drained = True
         outlet.close(drain=True)
     except RuntimeError as error:

@@ -7,7 +7,7 @@ here waits for a device, and the MLX thread waits for none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
@@ -87,10 +87,17 @@ class Keeper:
         return self._restores.submit(self._restore, action.tier, wanted, into, cancelled)
 
     def compose(
-        self, delta: DeltaHandoff, end: int, into: Into, cancelled: Callable[[], bool]
+        self,
+        delta: DeltaHandoff,
+        end: int,
+        extra: Sequence[int],
+        into: Into,
+        cancelled: Callable[[], bool],
     ) -> Future[Restored | None]:
-        """Place what a cache at ``end`` needs below a delta; otherwise as :meth:`restore`."""
-        parts = delta_pieces(self._layout, delta.held, delta.position, end)
+        """Place what caches at ``end`` and ``extra`` need below a delta; otherwise as
+        :meth:`restore`.
+        """
+        parts = delta_pieces(self._layout, delta.held, delta.position, end, extra)
         wanted = Wanted(delta.key, delta.position, parts)
         return self._restores.submit(self._restore, delta.source, wanted, into, cancelled)
 

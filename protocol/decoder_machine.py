@@ -134,7 +134,9 @@ class DecoderHandoff(Machine):
         ``tokens`` are those *before* the boundary token. ``generation`` was reserved for
         this request alone and ascends on a connection; ``nonce`` is 32 fresh random bytes.
         ``or_full``: BEGIN may name 0 instead of ``cut``, so that a full handoff takes the
-        delta's place. ``space``: who shares what the producer keeps (``messages.space_of``).
+        delta's place. ``extra_cuts``: as ``layout.extra_cuts`` finds them for this producer's
+        tile, within its limit. ``space``: who shares what the producer keeps
+        (``messages.space_of``).
         ``deadline_s``: total time allowed, by default :meth:`Timing.total_s`.
         ``credit``: frames under way at one time.
 
@@ -165,7 +167,9 @@ class DecoderHandoff(Machine):
                 tokens=encode_tokens(tokens),
             )
             raw = encode(prefill)
-            manifest.require_request(prefill)
+            manifest.require_request(
+                prefill, self._layout, self.ack.recipe.tile, limits.max_extra_cuts
+            )
         self._outstanding.open(generation, nonce)
         self._go_locally("start")
         self._queue.append(raw)

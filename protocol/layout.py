@@ -12,7 +12,7 @@ positions is therefore one contiguous range of bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -91,7 +91,7 @@ LayerLayout = FullLayer | SlidingLayer | RecurrentLayer
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Positions ``[first, last)`` of ``layers[index]``; a recurrent state is ``[end, end)``."""
+    """Positions ``[first, last)`` of ``layers[index]``; a recurrent state at p is ``[p, p)``."""
 
     index: int
     first: int
@@ -142,16 +142,32 @@ def row_bytes(layer: AttentionLayer, role: int) -> int:
     return layer.heads * width * ITEMSIZE[layer.dtype]
 
 
-def spans(layout: Layout, cut: int, end: int) -> tuple[Span, ...]:
-    """What a handoff over ``[cut, end)`` ships, one span per layer, empty ones left out.
+def extra_cuts(
+    layout: Layout, cut: int, end: int, tile: int, wanted: Iterable[int]
+) -> tuple[int, ...]:
+    """Those of ``wanted`` at which a handoff over ``[cut, end)`` can bring a cut too, ascending.
+
+    They lie inside, in the last tile, so that they divide nothing but the ragged tail, whose
+    rows no other prompt has; and no further from ``end`` than the smallest window, so that the
+    rows that both cuts need are one span.
+    """
+    windows = [layer.window for layer in layout.layers if isinstance(layer, SlidingLayer)]
+    lowest = max(cut + 1, (end - 1) // tile * tile, end - min(windows, default=end))
+    return tuple(sorted({position for position in wanted if lowest <= position < end}))
+
+
+def spans(layout: Layout, cut: int, end: int, extra: Sequence[int] = ()) -> tuple[Span, ...]:
+    """What a handoff over ``[cut, end)`` ships, by layer, empty spans left out.
 
     Full layers ship ``[cut, end)``; sliding layers ``[max(cut, end - window), end)``;
-    recurrent layers their state at ``end``. (Design, section 3.)
+    recurrent layers their state at ``end`` (design, section 3). With cuts at ``extra`` too
+    (see :func:`extra_cuts`) it is the union: a window more, states at each of them.
 
-    Raises ``ValueError`` unless ``0 <= cut <= end``.
+    Raises ``ValueError`` unless ``0 <= cut <= end`` and ``extra`` ascends inside.
     """
-    if not 0 <= cut <= end:
-        raise ValueError(f"need 0 <= cut <= end, got cut={cut}, end={end}")
+    stops = (*extra, end)
+    if not 0 <= cut <= end or (extra and not cut < extra[0]) or sorted({*stops}) != [*stops]:
+        raise ValueError(f"need 0 <= cut < extra < end, got {cut}, {tuple(extra)}, {end}")
     found: list[Span] = []
     if cut == end:
         return ()
@@ -160,23 +176,22 @@ def spans(layout: Layout, cut: int, end: int) -> tuple[Span, ...]:
             case FullLayer():
                 found.append(Span(index, cut, end))
             case SlidingLayer():
-                found.append(Span(index, max(cut, end - layer.window), end))
+                found.append(Span(index, max(cut, stops[0] - layer.window), end))
             case RecurrentLayer():
-                found.append(Span(index, end, end))
+                found += [Span(index, stop, stop) for stop in stops]
     return tuple(found)
 
 
-def regions(layout: Layout, cut: int, end: int) -> tuple[Region, ...]:
+def regions(layout: Layout, cut: int, end: int, extra: Sequence[int] = ()) -> tuple[Region, ...]:
     """The destination buffers of a handoff over ``[cut, end)``, in the order of ``spans``."""
     found: list[Region] = []
-    for span in spans(layout, cut, end):
+    for span in spans(layout, cut, end, extra):
         layer = layout.layers[span.index]
         if isinstance(layer, RecurrentLayer):
             for number, state in enumerate(layer.states):
+                role, at = STATE + number, span.last
                 found.append(
-                    Region(
-                        span.index, STATE + number, end, end, state.nbytes, state.shape, state.dtype
-                    )
+                    Region(span.index, role, at, at, state.nbytes, state.shape, state.dtype)
                 )
             continue
         rows = span.last - span.first
@@ -189,16 +204,19 @@ def regions(layout: Layout, cut: int, end: int) -> tuple[Region, ...]:
     return tuple(found)
 
 
-def payload_bytes(layout: Layout, cut: int, end: int) -> int:
+def payload_bytes(layout: Layout, cut: int, end: int, extra: Sequence[int] = ()) -> int:
     """Bytes of rows and states that a handoff over ``[cut, end)`` carries (headers excluded)."""
-    return sum(region.nbytes for region in regions(layout, cut, end))
+    return sum(region.nbytes for region in regions(layout, cut, end, extra))
 
 
-def tiles(cut: int, end: int, tile: int) -> Iterator[tuple[int, int]]:
-    """The tile grid over ``[cut, end)``: pieces that end at absolute multiples of ``tile``."""
+def tiles(cut: int, end: int, tile: int, extra: Sequence[int] = ()) -> Iterator[tuple[int, int]]:
+    """The tile grid over ``[cut, end)``: pieces that end at absolute multiples of ``tile``, and
+    at ``extra``.
+    """
     first = cut
     while first < end:
-        last = min((first // tile + 1) * tile, end)
+        grid = min((first // tile + 1) * tile, end)
+        last = min((stop for stop in extra if first < stop < grid), default=grid)
         yield first, last
         first = last
 
@@ -209,16 +227,18 @@ def schedule(
     end: int,
     tile: int,
     max_payload: int = MAX_FRAME_PAYLOAD,
+    extra: Sequence[int] = (),
 ) -> Iterator[Slot]:
     """Every frame of a handoff over ``[cut, end)`` in the order in which it must arrive.
 
     Tile by tile (as rows are computed), within a tile layer by layer, keys before values,
     each cut into frames of whole rows of at most ``max_payload`` bytes (a row that is larger
-    is refused with ``ValueError``); after the last tile every recurrent state, cut by bytes.
+    is refused with ``ValueError``); after a tile that ends at one of ``extra`` or at ``end``
+    every recurrent state there, cut by bytes.
     """
     sequence = 0
-    shipped = spans(layout, cut, end)
-    for tile_first, tile_last in tiles(cut, end, tile):
+    shipped = spans(layout, cut, end, extra)
+    for tile_first, tile_last in tiles(cut, end, tile, extra):
         for span in shipped:
             layer = layout.layers[span.index]
             if isinstance(layer, RecurrentLayer):
@@ -235,22 +255,16 @@ def schedule(
                     raise ValueError(f"one row of {width} bytes exceeds a frame of {max_payload}")
                 for start in range(first, last, per_frame):
                     stop = min(start + per_frame, last)
-                    yield Slot(
-                        sequence,
-                        span.index,
-                        role,
-                        start,
-                        stop,
-                        (start - span.first) * width,
-                        (stop - start) * width,
-                    )
+                    offset, nbytes = (start - span.first) * width, (stop - start) * width
+                    yield Slot(sequence, span.index, role, start, stop, offset, nbytes)
                     sequence += 1
-    for span in shipped:
-        layer = layout.layers[span.index]
-        if not isinstance(layer, RecurrentLayer):
-            continue
-        for number, state in enumerate(layer.states):
-            for offset in range(0, state.nbytes, max_payload):
-                nbytes = min(max_payload, state.nbytes - offset)
-                yield Slot(sequence, span.index, STATE + number, end, end, offset, nbytes)
-                sequence += 1
+        for span in shipped:
+            layer = layout.layers[span.index]
+            if not isinstance(layer, RecurrentLayer) or span.last != tile_last:
+                continue
+            for number, state in enumerate(layer.states):
+                for offset in range(0, state.nbytes, max_payload):
+                    nbytes = min(max_payload, state.nbytes - offset)
+                    role = STATE + number
+                    yield Slot(sequence, span.index, role, tile_last, tile_last, offset, nbytes)
+                    sequence += 1

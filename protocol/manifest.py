@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from protocol.layout import (
@@ -15,6 +16,8 @@ from protocol.layout import (
     VALUE,
     Layout,
     RecurrentLayer,
+    Slot,
+    extra_cuts,
     payload_bytes,
     row_bytes,
     schedule,
@@ -36,21 +39,22 @@ class Totals(NamedTuple):
     spans: bytes
 
 
-def spans_digest(layout: Layout, cut: int, end: int) -> bytes:
+def spans_digest(layout: Layout, cut: int, end: int, extra: Sequence[int] = ()) -> bytes:
     """SHA-256 over a domain tag and each span: index u16, first u64, last u64, big-endian."""
     state = hashlib.sha256(b"baton spans 1")
-    for span in spans(layout, cut, end):
+    for span in spans(layout, cut, end, extra):
         state.update(_SPAN.pack(span.index, span.first, span.last))
     return state.digest()
 
 
-def frames_at_most(layout: Layout, cut: int, end: int, tile: int) -> int:
+def frames_at_most(layout: Layout, cut: int, end: int, tile: int, extra: Sequence[int] = ()) -> int:
     """An upper bound of the frame count that costs no walk over the schedule."""
-    tiles = (end - cut) // tile + 2
+    tiles = (end - cut) // tile + 2 + len(extra)
     bound = 0
     for layer in layout.layers:
         if isinstance(layer, RecurrentLayer):
-            bound += sum(state.nbytes // MAX_FRAME_PAYLOAD + 1 for state in layer.states)
+            each = sum(state.nbytes // MAX_FRAME_PAYLOAD + 1 for state in layer.states)
+            bound += each * (len(extra) + 1)
             continue
         for role in (KEY, VALUE):
             per_frame = MAX_FRAME_PAYLOAD // max(1, row_bytes(layer, role))
@@ -58,17 +62,19 @@ def frames_at_most(layout: Layout, cut: int, end: int, tile: int) -> int:
     return bound
 
 
-def totals(layout: Layout, cut: int, end: int, tile: int) -> Totals:
-    """What a handoff over ``[cut, end)`` in tiles of ``tile`` tokens consists of.
+def totals(layout: Layout, cut: int, end: int, tile: int, extra: Sequence[int] = ()) -> Totals:
+    """What a handoff over ``[cut, end)`` in tiles of ``tile`` tokens, with cuts at ``extra`` too,
+    consists of.
 
     Raises PeerProtocolError ``frames_too_many`` before it walks a schedule that may be
     longer than ``MAX_FRAMES``.
     """
-    bound = frames_at_most(layout, cut, end, tile)
+    bound = frames_at_most(layout, cut, end, tile, extra)
     if bound > MAX_FRAMES:
         raise differs("frames_too_many", "frames", bound, f"at most {MAX_FRAMES}")
-    count = sum(1 for _ in schedule(layout, cut, end, tile))
-    return Totals(count, payload_bytes(layout, cut, end), spans_digest(layout, cut, end))
+    count = sum(1 for _ in schedule(layout, cut, end, tile, extra=extra))
+    nbytes = payload_bytes(layout, cut, end, extra)
+    return Totals(count, nbytes, spans_digest(layout, cut, end, extra))
 
 
 def require_carriable(layout: Layout) -> None:
@@ -87,20 +93,21 @@ def require_carriable(layout: Layout) -> None:
         raise refusal("layout_not_carriable", "a row, or the number of layers, is too large")
 
 
-def require_request(prefill: Prefill) -> None:
+def require_request(prefill: Prefill, layout: Layout, tile: int, most: int) -> None:
     """Return only if the cuts of a request lie inside its tokens.
 
-    ``0 <= cut < end``, and ``extra_cuts`` ascend strictly within ``(cut, end)``.
-    Raises PeerProtocolError ``cut_invalid``.
+    ``0 <= cut < end``, and ``extra_cuts`` are at most ``most``, as
+    :func:`protocol.layout.extra_cuts` finds them. Raises PeerProtocolError ``cut_invalid``.
     """
     end = len(prefill.tokens) // 4
     if not prefill.cut < end:
         raise differs("cut_invalid", "cut", prefill.cut, f"below {end}")
-    position = prefill.cut
-    for extra in prefill.extra_cuts:
-        if not position < extra < end:
-            raise differs("cut_invalid", "extra_cuts", extra, f"above {position}, below {end}")
-        position = extra
+    possible = extra_cuts(layout, prefill.cut, end, tile, prefill.extra_cuts)
+    if len(prefill.extra_cuts) > most:
+        raise differs("cut_invalid", "extra_cuts", len(prefill.extra_cuts), f"at most {most}")
+    if possible != prefill.extra_cuts:
+        found = ", ".join(map(str, prefill.extra_cuts[:4]))
+        raise differs("cut_invalid", "extra_cuts", found, "ascending, in the last tile and window")
 
 
 def make_begin(
@@ -115,7 +122,7 @@ def make_begin(
 ) -> Begin:
     """The manifest that answers ``prefill`` from ``cut`` on; raises as :func:`totals`."""
     end = len(prefill.tokens) // 4
-    counted = totals(layout, cut, end, tile)
+    counted = totals(layout, cut, end, tile, prefill.extra_cuts)
     return Begin(
         generation=prefill.generation,
         nonce=prefill.nonce,
@@ -131,6 +138,11 @@ def make_begin(
         computed_tokens=computed_tokens,
         history=history,
     )
+
+
+def frames_of(layout: Layout, prefill: Prefill, begin: Begin) -> Iterator[Slot]:
+    """Every frame of the handoff that ``begin`` announces, in order."""
+    return schedule(layout, begin.cut, begin.end, begin.tile, extra=prefill.extra_cuts)
 
 
 def require_manifest(
@@ -153,7 +165,7 @@ def require_manifest(
         raise differs("cut_not_accepted", "cut", begin.cut, expected)
     if begin.tile != tile:
         raise differs("tile_differs", "tile", begin.tile, tile)
-    counted = totals(layout, begin.cut, end, tile)
+    counted = totals(layout, begin.cut, end, tile, prefill.extra_cuts)
     if begin.frames != counted.frames:
         raise differs("frames_differ", "frames", begin.frames, counted.frames)
     if begin.payload_bytes != counted.payload_bytes:
@@ -163,11 +175,14 @@ def require_manifest(
     tokens = token_digest(prefill.tokens)
     if begin.tokens != tokens:
         raise refusal("tokens_differ", "the rows were computed from other tokens", field="tokens")
-    require_provenance(begin)
+    require_provenance(begin, prefill.extra_cuts)
 
 
-def require_provenance(begin: Begin) -> None:
+def require_provenance(begin: Begin, extra_cuts: Sequence[int] = ()) -> None:
     """Return only if the history covers ``[cut, end)`` and the computed tokens fit.
+
+    An extra cut lies where rows end that were computed in one go: at a span's end, or on its
+    tile grid. Elsewhere nobody could compute the same again.
 
     Raises PeerProtocolError ``computed_invalid``, ``history_invalid``.
     """
@@ -177,6 +192,9 @@ def require_provenance(begin: Begin) -> None:
     for part in begin.history:
         if part.first != position or part.last <= part.first:
             raise differs("history_invalid", "first", part.first, position)
+        for extra in extra_cuts:
+            if part.first < extra < part.last and extra % part.recipe.tile:
+                raise differs("history_invalid", "extra_cuts", extra, "at the end of a span")
         position = part.last
     if position != begin.end:
         raise differs("history_invalid", "last", position, begin.end)

@@ -74,10 +74,13 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a producer accepts: tokens of one PREFILL, frames of credit at one time."""
+    """What a producer accepts: tokens of one PREFILL, frames of credit at one time, extra cuts
+    of one PREFILL (0: it brings none).
+    """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
     max_credit: Credits
+    max_extra_cuts: Annotated[int, msgspec.Meta(ge=0, le=MAX_EXTRA_CUTS)]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -111,8 +114,8 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="proof"
 class Prefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="prefill"):
     """Decoder: asks for the cache of ``[cut, end)``; ``tokens`` are uint32 LE of ``[0, end)``.
 
-    The boundary token is not among them. ``extra_cuts`` are positions inside where a cut
-    would be welcome; a producer of version 1 ships none of them. ``space`` names who shares
+    The boundary token is not among them. ``extra_cuts`` are positions inside at which a cut
+    is wanted too (see ``layout.extra_cuts``). ``space`` names who shares
     what the producer keeps of prompts (see :func:`space_of`). ``deadline_ms`` runs from
     receipt, ``credit`` is the number of frames that may be sent at once.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import ClassVar, Final
 
 from protocol import frames, hello, manifest, seal
@@ -12,7 +12,7 @@ from protocol.deadlines import Timing
 from protocol.errors import LocalProtocolError
 from protocol.events import Committed, Credited, Event, Interrupted, Late, Ready, Requested
 from protocol.identity import Identity
-from protocol.layout import Layout, Slot, schedule
+from protocol.layout import Layout, Slot
 from protocol.machine import Machine
 from protocol.messages import (
     CONTROL_BYTES,
@@ -153,7 +153,8 @@ class ProducerHandoff(Machine):
 
         ``transfer``: 16 fresh random bytes. ``cut``: by default the requested one; 0 puts a
         full handoff in the delta's place, which the decoder may refuse. ``history``: by
-        default this producer's recipe over all of ``[cut, end)``.
+        default this producer's recipe over all of ``[cut, end)``, in spans that end at the extra
+        cuts.
 
         Raises LocalProtocolError, also where the schedule has more frames than allowed.
         """
@@ -163,6 +164,7 @@ class ProducerHandoff(Machine):
         first = wanted if cut is None else cut
         if first not in (0, wanted):
             raise LocalProtocolError("a handoff begins at the requested cut, or at 0")
+        extra = sending.prefill.extra_cuts
         with self._own():
             begin = manifest.make_begin(
                 sending.prefill,
@@ -171,12 +173,12 @@ class ProducerHandoff(Machine):
                 transfer=transfer,
                 cut=first,
                 computed_tokens=computed_tokens,
-                history=history or (History(first=first, last=end, recipe=self._recipe),),
+                history=history or self._spans((first, *extra, end)),
             )
-            manifest.require_provenance(begin)
+            manifest.require_provenance(begin, extra)
         sending.announce(begin, self._send(begin))
         self._go_locally("begin")
-        self._slots = schedule(self._layout, first, end, self._recipe.tile)
+        self._slots = manifest.frames_of(self._layout, sending.prefill, begin)
         self._spoke = now
         self._rearm(now)
         return begin
@@ -203,8 +205,9 @@ class ProducerHandoff(Machine):
             self._go_locally("manifest")
             if resume.transfer != begin.transfer:
                 self._queue.append(sending.raw_begin)
-            whole = schedule(self._layout, begin.cut, begin.end, begin.tile)
-            self._slots = islice(whole, resume.next, None)
+            self._slots = islice(
+                manifest.frames_of(self._layout, sending.prefill, begin), resume.next, None
+            )
         self._rearm(now)
 
     def progress(self, done: int, now: float) -> None:
@@ -328,7 +331,9 @@ class ProducerHandoff(Machine):
         if len(tokens) > self._limits.max_tokens:
             expected = f"at most {self._limits.max_tokens}"
             raise differs("prompt_too_long", "tokens", len(tokens), expected)
-        manifest.require_request(message)
+        manifest.require_request(
+            message, self._layout, self._recipe.tile, self._limits.max_extra_cuts
+        )
         if message.credit > self._limits.max_credit:
             expected = f"at most {self._limits.max_credit}"
             raise differs("credit_invalid", "credit", message.credit, expected)
@@ -390,6 +395,10 @@ class ProducerHandoff(Machine):
         return [Committed(self._generation)]
 
     # steps
+
+    def _spans(self, stops: tuple[int, ...]) -> tuple[History, ...]:
+        """This producer's recipe from each of ``stops`` to the next."""
+        return tuple(History(*ends, self._recipe) for ends in pairwise(stops))
 
     def _send_progress(self, now: float) -> None:
         done = 0 if self._sending is None else self._sending.done

@@ -104,7 +104,11 @@ REASONS: Final[dict[str, Reason]] = {
     "bytes_differ": Reason(PeerProtocolError, "Payload bytes other than the layout's."),
     "spans_differ": Reason(PeerProtocolError, "Spans other than the layout's."),
     "tokens_differ": Reason(IntegrityError, "The rows were computed from other tokens."),
-    "history_invalid": Reason(PeerProtocolError, "The history does not cover the rows exactly."),
+    "history_invalid": Reason(
+        PeerProtocolError,
+        "The history does not cover the rows exactly, or an extra cut lies inside of rows that "
+        "were computed in one go.",
+    ),
     "computed_invalid": Reason(PeerProtocolError, "More tokens computed than the prompt has."),
     # frames
     "frame_malformed": Reason(PeerProtocolError, "Not a frame header: size, magic, reserved."),

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from protocol import frames, manifest, seal
 from protocol.errors import LocalProtocolError
 from protocol.frames import Header
-from protocol.layout import Layout, Slot, schedule
+from protocol.layout import Layout, Slot
+from protocol.manifest import frames_of
 from protocol.messages import NO_TRANSFER, Begin, Prefill, Resume, Seal
 from protocol.outstanding import Outstanding
 from protocol.pairing import Pairing
@@ -94,7 +95,7 @@ class Reception:
         """Take the manifest in. Raises what ``manifest.require_manifest`` raises."""
         manifest.require_manifest(begin, self.prefill, layout, tile, or_full=self.or_full)
         self.begin, self._raw_begin = begin, raw
-        self._slots = schedule(layout, begin.cut, begin.end, tile)
+        self._slots = frames_of(layout, self.prefill, begin)
 
     def accept(self, header: Header, layout: Layout) -> Slot:
         """The slot of the next frame. Raises PeerProtocolError ``frame_...``."""
@@ -137,8 +138,7 @@ class Reception:
             raise LocalProtocolError("no frame is on its way")
         self._pending.pop()
         self.received -= 1
-        whole = schedule(layout, self.begin.cut, self.begin.end, self.begin.tile)
-        self._slots = islice(whole, self.received, None)
+        self._slots = islice(frames_of(layout, self.prefill, self.begin), self.received, None)
 
     def resume(self, credit: int) -> Resume:
         """The RESUME that goes on where this stands; a SEAL without COMMITTED comes again.

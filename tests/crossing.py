@@ -28,6 +28,8 @@ from protocol.checkpoint import read_checkpoint
 from protocol.layout import KEY, STATE, VALUE, Layout, regions, row_bytes, schedule
 
 Bytes = dict[tuple[int, int], np.ndarray]
+States = dict[int, Bytes]
+"""The states of extra cuts, by their positions."""
 
 TILE = 64
 POISON = 0xA5
@@ -47,34 +49,40 @@ def producer(path: Path, tile: int = TILE) -> TorchPrefiller:
 
 def collect(prefiller: Prefiller, prompt: Sequence[int], cut: int, end: int) -> Bytes:
     """All that ``prefiller`` emits for ``[cut, end)``, each byte exactly once."""
-    found: Bytes = {}
-    first_row: dict[tuple[int, int], int] = {}
-    for region in regions(prefiller.layout, cut, end):
-        found[region.index, region.role] = np.full(region.nbytes, POISON, np.uint8)
-        first_row[region.index, region.role] = region.first
+    return collect_all(prefiller, prompt, cut, end, ())[end]
+
+
+def collect_all(
+    prefiller: Prefiller, prompt: Sequence[int], cut: int, end: int, extra: Sequence[int]
+) -> States:
+    """All that is emitted with cuts at ``extra`` too: their states, and at ``end`` all the rest."""
+    regionwise = regions(prefiller.layout, cut, end, extra)
+    places = {(r.index, r.role, r.last): r for r in regionwise}
+    found = {place: np.full(r.nbytes, POISON, np.uint8) for place, r in places.items()}
     filled = dict.fromkeys(found, 0)
 
     def emit(item: Rows | State) -> None:
         if isinstance(item, State):
-            place = (item.index, STATE + item.number)
-            assert item.position == end
-            parts = [(place, 0, item.data)]
+            parts = [((item.index, STATE + item.number, item.position), 0, item.data)]
         else:
             layer = prefiller.layout.layers[item.index]
             parts = []
             for role, data in ((KEY, item.key), (VALUE, item.value)):
-                place = (item.index, role)
+                place = (item.index, role, end)
                 width = row_bytes(layer, role)  # type: ignore[arg-type]
                 assert data.nbytes == (item.last - item.first) * width
-                parts.append((place, (item.first - first_row[place]) * width, data))
+                parts.append((place, (item.first - places[place].first) * width, data))
         for place, offset, data in parts:
             assert filled[place] == offset, "rows out of order"
             found[place][offset : offset + data.nbytes] = data
             filled[place] += data.nbytes
 
-    prefiller.prefill(prompt, cut, end, emit, lambda: False, lambda _: None)
+    prefiller.prefill(prompt, cut, end, emit, lambda: False, lambda _: None, extra)
     assert filled == {place: data.nbytes for place, data in found.items()}
-    return found
+    divided: States = {stop: {} for stop in (*extra, end)}
+    for (index, role, stop), data in found.items():
+        divided[stop][index, role] = data
+    return divided
 
 
 def installed(model: Any, layout: Layout, rows: Bytes, end: int, tile: int = TILE) -> list[Any]:

@@ -15,6 +15,7 @@ from protocol.layout import (
 )
 from protocol.messages import (
     MAX_CREDIT,
+    MAX_EXTRA_CUTS,
     MAX_FRAMES,
     MAX_GENERATION,
     MAX_HISTORY,
@@ -95,7 +96,12 @@ recipes = st.builds(
     tile=tiles,
 )
 histories = st.builds(History, positions, positions, recipes)
-limits = st.builds(Limits, st.integers(1, MAX_TOKENS), st.integers(1, MAX_CREDIT))
+limits = st.builds(
+    Limits,
+    st.integers(1, MAX_TOKENS),
+    st.integers(1, MAX_CREDIT),
+    st.integers(0, MAX_EXTRA_CUTS),
+)
 micros = st.integers(0, MAX_PAYLOAD)
 
 messages: st.SearchStrategy[Message] = st.one_of(

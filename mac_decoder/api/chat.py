@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from mac_decoder.api.choice import CallMarks, Choice, Delta
@@ -66,7 +67,8 @@ async def answer(service: Service, record: Record, body: bytes) -> Answer:
             tools=bool(plan.tools),
         )
         choice = Choice(number, reader, marks, logprobs=wished.top_logprobs is not None)
-        wanted = generation(service, wished, record, rendered.tokens, number, limit, rendered.turns)
+        ahead = rendered.turns, rendered.next_turn
+        wanted = generation(service, wished, record, rendered.tokens, number, limit, *ahead)
         jobs.append(Job(choice, wanted))
     return Answer(
         service,
@@ -234,7 +236,7 @@ async def _render(
             field="tool_choice",
         )
     extra = await service.engine.encode(begun, special=False)
-    prompt = Rendered(rendered.tokens + extra, turns=rendered.turns)
+    prompt = replace(rendered, tokens=rendered.tokens + extra)
     return prompt, begun.removeprefix(str(tokenizer.tool_call_start))
 
 

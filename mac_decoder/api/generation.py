@@ -61,10 +61,11 @@ def generation(
     number: int,
     max_tokens: int,
     turns: tuple[int, ...] = (),
+    next_turn: int = 0,
 ) -> Generation:
     """The generation of choice ``number``. Choices of one seed have seeds that follow it.
 
-    ``turns`` are those of ``template.Rendered``.
+    ``turns`` and ``next_turn`` are those of ``template.Rendered``.
     """
     sampling = wished.sampling
     if sampling.seed is not None and number:
@@ -78,6 +79,7 @@ def generation(
         stop_token_ids=service.loaded.stop_token_ids,
         lane=wished.lane,
         turns=turns,
+        next_turn=next_turn,
         reuse=wished.reuse,
         salt=record.salt,
     )

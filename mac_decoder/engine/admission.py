@@ -32,7 +32,8 @@ def cache_bytes(layout: Layout, rows: int, tile: int = 0) -> int:
     """Bytes of one sequence's cache with room for ``rows`` positions.
 
     Rows are rounded up to the step in which caches grow. While a prompt is prefilled in
-    tiles of ``tile`` tokens, sliding layers hold up to a tile more than their window.
+    tiles of ``tile`` tokens, sliding layers hold up to a tile more than their window, and
+    recurrent layers the states of a cut on the way.
     """
     room = -(-rows // ROW_STEP) * ROW_STEP
     total = 0
@@ -44,7 +45,7 @@ def cache_bytes(layout: Layout, rows: int, tile: int = 0) -> int:
                 held = min(room, layer.window + tile)
                 total += held * (row_bytes(layer, KEY) + row_bytes(layer, VALUE))
             case RecurrentLayer():
-                total += sum(state.nbytes for state in layer.states)
+                total += (2 if tile else 1) * sum(state.nbytes for state in layer.states)
     return total
 
 

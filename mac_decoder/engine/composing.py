@@ -30,6 +30,7 @@ class Composing:
         self._outcome: Future[Restored | None] = keeper.compose(
             delta,
             shadow.end,
+            shadow.extra,
             shadow.place_piece,
             lambda: withdrawn.is_set() or given_up.is_set(),
         )
@@ -43,6 +44,11 @@ class Composing:
     def end(self) -> int:
         """Where they end."""
         return self._shadow.end
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Where cuts are wanted too."""
+        return self._shadow.extra
 
     def begin(self, cut: int) -> None:
         """The producer sends ``[cut, end)``, and not always what it was asked for."""

@@ -79,8 +79,9 @@ class Generation:
     ``top_logprobs`` ``None`` reports no log probabilities, 0 the chosen token's alone.
 
     ``turns`` are positions in the prompt up to which other prompts will share it (see
-    ``template.Rendered``): what is computed there is kept. ``salt`` separates the caches of
-    API keys; ``reuse`` false neither uses nor keeps any.
+    ``template.Rendered``): what is computed there is kept, of ``next_turn`` also what a
+    producer computes. ``salt`` separates the caches of API keys; ``reuse`` false neither uses
+    nor keeps any.
     """
 
     request_id: str
@@ -91,6 +92,7 @@ class Generation:
     stop_token_ids: frozenset[int] = frozenset()
     lane: Lane = "auto"
     turns: tuple[int, ...] = ()
+    next_turn: int = 0
     salt: bytes = b""
     reuse: bool = True
 

@@ -21,15 +21,15 @@ from mac_decoder.engine.events import Fallback, Progress
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
 from mac_decoder.engine.remote import Arrived, Fetch, RemoteLane
-from mac_decoder.engine.request import Request, Stage
+from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.handoff.link import Handoff, Link
 from mac_decoder.keeper import Restored
-from mac_decoder.kv.install import build, canonical
+from mac_decoder.kv.install import build_all, canonical
 from mac_decoder.kv.shadow import Shadow
 from mac_decoder.reporting import traced
 from mac_decoder.reuse import facts
-from mac_decoder.reuse.cut import extended
+from mac_decoder.reuse.cut import extended, supplies_delta
 from mac_decoder.reuse.facts import DeltaHandoff, Plan
 from mac_decoder.reuse.remote import RemotePrefixes
 from protocol.errors import (
@@ -38,7 +38,7 @@ from protocol.errors import (
     LocalProtocolError,
     TransferError,
 )
-from protocol.layout import payload_bytes
+from protocol.layout import extra_cuts, payload_bytes
 from protocol.messages import space_of
 
 log = logging.getLogger(__name__)
@@ -204,8 +204,10 @@ class Handoffs:
         request = self._waiting.popleft()
         request.enter(Stage.REMOTE, time.perf_counter(), "queue")
         delta, keeper = request.reuse.delta, self._sequences.keeper
-        shadow = Shadow(self._loaded.layout, delta.position if delta else 0, request.end)
         generation = request.generation
+        start = delta.position if delta else 0
+        extra = self._extra_cuts(request, start, delta)
+        shadow = Shadow(self._loaded.layout, start, request.end, extra)
         space = space_of(request.reuse.looked.space)
         fetch = Fetch(request.key, generation.request_id, generation.tokens, space)
         self._fetching = _Fetching(request, fetch, shadow)
@@ -264,7 +266,8 @@ class Handoffs:
             if not wanted:
                 handoff.discarded("cancelled")
                 return None
-            caches = build(self._loaded.model, self._loaded.layout, fetching.shadow)
+            built = build_all(self._loaded.model, self._loaded.layout, fetching.shadow)
+            caches = built.pop(request.end)
             canonical(caches)
             done = True
         except EngineFault as error:
@@ -296,8 +299,23 @@ class Handoffs:
         self._prefixes.handed_off(space, prompt, request.computed_tokens, tile)
         self._done += 1
         handoff.committed()
+        for position, others in built.items():
+            # What is no number there is none further on: the first token tells of both.
+            self._sequences.keep_later(request, Cut(others, position, "turn"))
         self._ready(request, caches)
         return None
+
+    def _extra_cuts(
+        self, request: Request, start: int, delta: DeltaHandoff | None
+    ) -> tuple[int, ...]:
+        """Where a cut is asked for too: where the next turn is expected to part from this one."""
+        position, layout = request.generation.next_turn, self._loaded.layout
+        if not (self._link.extra_cuts and self._link.tile and request.reuse.looked.space):
+            return ()
+        found = extra_cuts(layout, start, request.end, self._link.tile, [position])
+        if found and delta is not None and not supplies_delta(layout, delta.held, start, found[0]):
+            return ()
+        return found
 
     def _note_provenance(
         self, request: Request, handoff: Handoff, restored: Restored | None

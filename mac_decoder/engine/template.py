@@ -34,13 +34,15 @@ class Rendered:
     """A prompt in token ids, and where the model's answer starts: in its thoughts or not.
 
     ``turns`` are positions up to which other prompts are expected to share this one: the next
-    turn of the conversation, and another last message. They are guesses, good for choosing
-    where to keep a cut and for nothing else.
+    turn of the conversation, and another last message. ``next_turn`` is the first of these,
+    0 where all of this prompt will be shared, or nothing is known. They are guesses, good for
+    choosing where to keep a cut and for nothing else.
     """
 
     tokens: tuple[int, ...]
     initial_state: str = "normal"
     turns: tuple[int, ...] = ()
+    next_turn: int = 0
 
 
 def render(
@@ -63,8 +65,9 @@ def render(
     """
     asked = (tokenizer, messages, tools, options)
     tokens = tuple(_applied(*asked, continue_final=continue_final, tokenize=True))
-    turns = () if continue_final else _turns(*asked, tokens)
-    return Rendered(tokens, _initial_state(tokenizer, tokens), turns)
+    following, edited = (0, 0) if continue_final else _turns(*asked, tokens)
+    turns = tuple(sorted({following, edited} - {0}))
+    return Rendered(tokens, _initial_state(tokenizer, tokens), turns, following)
 
 
 def written(
@@ -86,27 +89,29 @@ def _turns(
     tools: Sequence[Mapping[str, Any]] | None,
     options: Mapping[str, Any] | None,
     tokens: tuple[int, ...],
-) -> tuple[int, ...]:
-    """Where prompts that are likely to follow part from this one.
+) -> tuple[int, int]:
+    """Where prompts that are likely to follow part from this one: the conversation's next turn,
+    and another last message. 0 where they do not, or no position is known.
 
     Templates rewrite what lies behind: a reasoning model's thoughts are dropped from earlier
     turns, say. So the prompts themselves are rendered, with one letter for what is not known
     yet, and compared with this one.
     """
     answered = [*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}]
-    likely = [answered]
-    if messages and messages[-1].get("role") == "user":
-        likely.append([*messages[:-1], {"role": "user", "content": _OTHER}])
+    edited = [*messages[:-1], {"role": "user", "content": _OTHER}]
+    asked = bool(messages) and messages[-1].get("role") == "user"
     text = written(tokenizer, messages, tools, options)
-    found: set[int] = set()
-    for other in likely:
+
+    def parting(other: Sequence[Mapping[str, Any]]) -> int:
         try:
             theirs = written(tokenizer, other, tools, options)
         except RequestError:
             # A template that refuses what was only imagined: no position is known then.
-            continue
-        found.add(_position(tokenizer, text, _common(text, theirs), tokens))
-    return tuple(sorted(found - {0, len(tokens)}))
+            return 0
+        position = _position(tokenizer, text, _common(text, theirs), tokens)
+        return position if position < len(tokens) else 0
+
+    return parting(answered), parting(edited) if asked else 0
 
 
 def _common(ours: str, theirs: str) -> int:

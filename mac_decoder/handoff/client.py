@@ -118,6 +118,12 @@ class ProducerLink:
         return ack.recipe.tile if ack is not None else 0
 
     @property
+    def extra_cuts(self) -> int:
+        """How many extra cuts the producer brings with a handoff, at most."""
+        ack = self._pool.ack
+        return ack.limits.max_extra_cuts if ack is not None else 0
+
+    @property
     def rates(self) -> Rates:
         """What was measured so far."""
         with self._lock:

@@ -65,6 +65,11 @@ class Destination(Protocol):
     @property
     def end(self) -> int: ...
 
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Positions at which cuts are wanted too; of no use to a producer with another tile."""
+        ...
+
     def begin(self, cut: int) -> None:
         """The producer will send ``[cut, end)``: what was asked for, or all of it. May wait."""
         ...
@@ -134,6 +139,11 @@ class Link(Protocol):
     @property
     def tile(self) -> int:
         """The producer's tile in tokens; 0 while nothing is known of it."""
+        ...
+
+    @property
+    def extra_cuts(self) -> int:
+        """How many extra cuts the producer brings with a handoff, at most."""
         ...
 
     def error(self) -> BatonError | None:

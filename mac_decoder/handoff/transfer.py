@@ -23,7 +23,7 @@ from mac_decoder.handoff.link import Destination
 from protocol.errors import Cancelled, CapacityError, TransferError
 from protocol.frames import digest
 from protocol.handoff import Began, Event, PeerAborted, Progressed, Reception, Sealed, State
-from protocol.layout import Layout, Slot
+from protocol.layout import Layout, Slot, extra_cuts
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +144,13 @@ class Transfer:
     def _start(self, connection: Connection) -> None:
         self._credit = min(CREDIT, connection.machine.ack.limits.max_credit)
         self._lag = min(_LAG, self._credit // 4)
+        extra, ack = self._shadow.extra, connection.machine.ack
+        ends = self._shadow.cut, self._shadow.end
+        possible = extra_cuts(self._order.layout, *ends, ack.recipe.tile, extra)
+        if extra != possible or len(extra) > ack.limits.max_extra_cuts:
+            raise TransferError(
+                "the producer is another one than before", reason="producer_changed"
+            )
         self._reception = connection.start(
             # Taken only now: generations must ascend on each connection.
             generation=self._order.generation(),
@@ -153,6 +160,7 @@ class Transfer:
             space=self._order.space,
             cut=self._shadow.cut,
             or_full=self._shadow.cut > 0,
+            extra_cuts=extra,
             credit=self._credit,
         )
 

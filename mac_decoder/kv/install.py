@@ -5,7 +5,7 @@ All functions run on the MLX thread, on caches with a batch of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -60,6 +60,14 @@ def _measure(entry: Entry) -> LayerLayout:
 def build(model: Any, layout: Layout, shadow: Shadow) -> list[Any]:
     """One cache per layer of ``model``, at position ``shadow.end`` in every layer.
 
+    As :func:`build_all`, for a shadow without extra cuts.
+    """
+    return build_all(model, layout, shadow)[shadow.end]
+
+
+def build_all(model: Any, layout: Layout, shadow: Shadow) -> dict[int, list[Any]]:
+    """For each of the shadow's cuts, by position, one cache per layer of ``model`` there.
+
     ``layout`` is the model's (see :func:`layout_of`). Everything that can refuse does so before
     the shadow gives up its memory: ``IdentityMismatch`` (``layout_differs``) for another
     layout, ``IntegrityError`` (``shadow_incomplete``) for one that is not full. Nothing is
@@ -75,21 +83,35 @@ def build(model: Any, layout: Layout, shadow: Shadow) -> list[Any]:
             expected=layout.digest().hex(),
         )
     shadow.check_complete()
-    caches = make_prompt_cache(model)
-    found = _matched(caches, layout)
-    for index, (entry, layer) in enumerate(zip(found, layout.layers, strict=True)):
-        match layer, entry.cache:
-            case RecurrentLayer(), ArraysCache() as cache:
-                numbers = range(len(layer.states))
-                recurrent.install(cache, [shadow.take(index, STATE + n) for n in numbers])
-            case FullLayer(), KVCache() as cache:
-                keys, values = shadow.take(index, KEY), shadow.take(index, VALUE)
-                full.install(cache, keys, values, shadow.end)
-            case SlidingLayer(), RotatingKVCache() as cache:
-                keys, values = shadow.take(index, KEY), shadow.take(index, VALUE)
-                sliding.install(cache, keys, values, shadow.end)
-    check_position(caches, shadow.end)
-    return caches
+    built = {stop: make_prompt_cache(model) for stop in (*shadow.extra, shadow.end)}
+    found = [_matched(caches, layout) for caches in built.values()]
+    for index, (layer, *places) in enumerate(zip(layout.layers, *found, strict=True)):
+        rows: tuple[mx.array, ...] = ()
+        if not isinstance(layer, RecurrentLayer):
+            rows = shadow.take(index, KEY), shadow.take(index, VALUE)
+        for stop, entry in zip(built, places, strict=True):
+            match layer, entry.cache:
+                case RecurrentLayer(), ArraysCache() as cache:
+                    numbers = range(len(layer.states))
+                    states = [shadow.take(index, STATE + n, stop) for n in numbers]
+                    recurrent.install(cache, states)
+                case FullLayer(), KVCache() as cache:
+                    keys, values = _cut_off(rows, shadow.end - stop, stop)
+                    full.install(cache, keys, values, stop)
+                case SlidingLayer(), RotatingKVCache() as cache:
+                    count = min(stop, layer.window)
+                    keys, values = _cut_off(rows, shadow.end - stop, count)
+                    sliding.install(cache, keys, values, stop)
+    for stop, caches in built.items():
+        check_position(caches, stop)
+    return built
+
+
+def _cut_off(rows: Sequence[mx.array], behind: int, count: int) -> Iterator[mx.array]:
+    """``count`` rows of each array, those before its last ``behind``."""
+    for array in rows:
+        last = array.shape[2] - behind
+        yield array if count == array.shape[2] else array[:, :, last - count : last]
 
 
 def check_position(caches: Sequence[Any], position: int) -> None:

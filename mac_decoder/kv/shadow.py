@@ -82,27 +82,28 @@ class _Memory:
 
 
 class Shadow:
-    """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``, or a tier all.
+    """Memory for a cut at ``end``, of which a handoff brings ``[cut, end)``, or a tier all; with
+    it for those at ``extra``, which have the same rows, and states of their own.
 
     Made and consumed on the MLX thread; ``begin``, ``place``, ``place_piece`` and ``prefault``
     make no MLX call and may run on other threads. Rows below ``cut`` that a cache at ``end``
     still needs are placed by the decoder, from what it holds.
     """
 
-    def __init__(self, layout: Layout, cut: int, end: int) -> None:
+    def __init__(self, layout: Layout, cut: int, end: int, extra: tuple[int, ...] = ()) -> None:
         """Reserve the memory of all regions; its pages are touched when written.
 
-        Raises ``ValueError`` unless ``0 <= cut < end``, ``EngineFault`` where mlx fails.
+        Raises ``ValueError`` unless ``0 <= cut < extra < end``, ``EngineFault`` where mlx fails.
         """
         if not 0 <= cut < end:
             raise ValueError(f"need 0 <= cut < end, got cut={cut}, end={end}")
         self.layout = layout
         self.cut = cut
         self.end = end
-        received = {(r.index, r.role): r.first for r in regions(layout, cut, end)}
+        self.extra = extra
+        received = {_place(r): r.first for r in regions(layout, cut, end, extra)}
         self._memory = {
-            (r.index, r.role): _Memory(r, received[r.index, r.role])
-            for r in regions(layout, 0, end)
+            _place(r): _Memory(r, received[_place(r)]) for r in regions(layout, 0, end, extra)
         }
         self.nbytes = sum(memory.region.nbytes for memory in self._memory.values())
 
@@ -125,7 +126,8 @@ class Shadow:
         Slots of one region come in the order of the schedule. Raises ``LocalProtocolError``
         (``shadow_misplaced``) for a slot that is out of order, repeated or beyond the region.
         """
-        memory = self._memory.get((slot.index, slot.role))
+        at = slot.last if slot.role >= STATE else self.end
+        memory = self._memory.get((slot.index, slot.role, at))
         if memory is None:
             raise _misplaced("no such region", slot, None)
         start = memory.received_at + slot.offset
@@ -136,13 +138,13 @@ class Shadow:
         return memory.view[start : start + slot.nbytes]
 
     def place_piece(self, index: int, role: int, offset: int, nbytes: int) -> memoryview:
-        """The writable bytes of a piece of the region ``(index, role)``, in any order.
+        """The writable bytes of a piece of the region ``(index, role)`` at ``end``, in any order.
 
         For what the decoder holds: a whole cut, or what lies below a delta. Raises
         ``LocalProtocolError`` (``shadow_misplaced``) for a piece that lies outside of that or has
         bytes of another.
         """
-        memory = self._memory.get((index, role))
+        memory = self._memory.get((index, role, self.end))
         if memory is None:
             raise _misplaced("no such region", Slot(0, index, role, 0, 0, offset, nbytes), None)
         with memory.lock:
@@ -175,20 +177,26 @@ class Shadow:
         for memory in self._memory.values():
             memory.check_complete()
 
-    def take(self, index: int, role: int) -> mx.array:
-        """Give up a region: ``(1, heads, rows, dim)``, or a state with a batch axis of one.
+    def take(self, index: int, role: int, position: int | None = None) -> mx.array:
+        """Give up a region: ``(1, heads, rows, dim)``, or a state at ``position`` (by default at
+        ``end``) with a batch axis of one. Its rows begin where the lowest cut's do.
 
         A view of the same memory, which lives on in the array alone. Raises ``IntegrityError``
         (``shadow_incomplete``) for one that is not full, ``EngineFault`` where mlx fails.
         """
-        self._memory[index, role].check_complete()
-        memory = self._memory.pop((index, role))
+        place = index, role, self.end if position is None else position
+        self._memory[place].check_complete()
+        memory = self._memory.pop(place)
         memory.view.release()
         try:
             array = memory.array.view(mlx_dtype(memory.region.dtype))
             return array[None] if role >= STATE else array.transpose(1, 0, 2)[None]
         except RuntimeError as error:
             raise _failed(memory.region) from error
+
+
+def _place(region: Region) -> tuple[int, int, int]:
+    return region.index, region.role, region.last
 
 
 def _failed(region: Region) -> EngineFault:

@@ -170,7 +170,8 @@ def pieces(layout: Layout, held: int, position: int) -> Iterator[Piece]:
 
 
 def supplies_delta(layout: Layout, held: int, start: int, end: int) -> bool:
-    """Whether a cut at ``held`` has what a cache at ``end`` needs below ``start``.
+    """Whether a cut at ``held`` has what a cache at ``end`` needs below ``start``. With extra
+    cuts, ``end`` is the lowest of them, which needs the most.
 
     Every full row, and the rows ``[max(0, end - window), start)`` of each ring; a state comes
     with what lies above.
@@ -181,15 +182,17 @@ def supplies_delta(layout: Layout, held: int, start: int, end: int) -> bool:
     return all(start <= end - window or held - window <= max(end - window, 0) for window in windows)
 
 
-def delta_pieces(layout: Layout, held: int, start: int, end: int) -> Iterator[Piece]:
-    """All bytes below ``start`` of a cache at ``end``, out of a cut at ``held``.
+def delta_pieces(
+    layout: Layout, held: int, start: int, end: int, extra: Sequence[int] = ()
+) -> Iterator[Piece]:
+    """All bytes below ``start`` of caches at ``end`` and at ``extra``, out of a cut at ``held``.
 
-    Blocks in order, then the rest; offsets are those in ``regions(layout, 0, end)``. Raises
-    ``ValueError`` where the cut cannot supply them (see :func:`supplies_delta`).
+    Blocks in order, then the rest; offsets are those in ``regions(layout, 0, end, extra)``.
+    Raises ``ValueError`` where the cut cannot supply them (see :func:`supplies_delta`).
     """
-    if not supplies_delta(layout, held, start, end):
+    if not supplies_delta(layout, held, start, extra[0] if extra else end):
         raise ValueError(f"a cut at {held} does not supply [0, {start}) of one at {end}")
-    found = [region for region in regions(layout, 0, end) if region.nbytes]
+    found = [region for region in regions(layout, 0, end, extra) if region.nbytes]
     full = [(region, region.nbytes // end) for region in found if _is_full(layout, region)]
     whole = held // BLOCK * BLOCK
     for number in range(-(-min(start, whole) // BLOCK)):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(
                 begun.set()
             first = first or line.rstrip().endswith("| app.interrupts")
 
-    with process:
+    with process, ExitStack() as ending:
+        ending.callback(process.kill)
         listening = threading.Thread(target=listen)
         listening.start()
         assert begun.wait(60)

@@ -120,3 +120,14 @@ def test_a_plan_without_a_prompt_is_of_a_usual_one(checkpoint) -> None:
     model = CliRunner().invoke(app, ["plan", "--model", str(checkpoint("llama")), "--json"])
     assert json.loads(model.stdout)["prompt"] < USUAL_PROMPT, "its context is shorter"
     assert model.stderr == ""
+
+
+def test_an_extra_cut_adds_what_its_window_lacks() -> None:
+    layout = muse_glimmer()
+    plain, extra = (plan_handoff(layout, 65_536, 32_768, cuts) for cuts in ((), (65_531,)))
+    assert extra.payload_bytes - plain.payload_bytes == 39 * 4 * 1024
+    assert extra.extra_cuts == (65_531,)
+    for wrong in (0, 32_768, 65_535, 60_000):
+        with pytest.raises(RequestError) as caught:
+            plan_handoff(layout, 65_536, 32_768, (wrong,))
+        assert caught.value.reason == "extra_cut_out_of_range"

@@ -70,7 +70,7 @@ def running(
         identity=stand_in_identity(source.layout),
         layout=source.layout,
         recipe=source.recipe,
-        limits=Limits(max_tokens=1 << 14, max_credit=64),
+        limits=Limits(max_tokens=1 << 14, max_credit=64, max_extra_cuts=4),
         trust=trust,
         vocabulary=vocabulary,
         timing=timing or Timing(heartbeat_s=0.3),
@@ -105,6 +105,7 @@ class Gated(Synthetic):
         emit: Emit,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None],
+        extra: Sequence[int] = (),
     ) -> int:
         def asked() -> bool:
             self.reached.set()
@@ -116,7 +117,7 @@ class Gated(Synthetic):
             self.withdrawn += stop
             return stop
 
-        return super().prefill(tokens, cut, end, emit, asked, progress)
+        return super().prefill(tokens, cut, end, emit, asked, progress, extra)
 
 
 def wait_until(true: Callable[[], object], timeout_s: float = 5.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,7 +31,7 @@ class Recalling(Gated):
         self.ledger = ledger
         self.reserved_at_recall: list[int] = []
 
-    def recall(self, tokens: Tokens, end: int) -> int:
+    def recall(self, tokens: Tokens, end: int, extra: Sequence[int] = ()) -> int:
         self.reserved_at_recall.append(self.ledger.reserved)
         return self.held
 

@@ -88,9 +88,9 @@ def test_a_delta_is_the_end_of_the_full_transfer(
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("cut", [0, 70])
+@pytest.mark.parametrize(("cut", "extra"), [(0, ()), (70, ()), (70, (130, 146)), (0, (128,))])
 def test_rows_come_in_the_order_of_the_schedule(
-    name: str, cut: int, checkpoint: Checkpoints
+    name: str, cut: int, extra: tuple[int, ...], checkpoint: Checkpoints
 ) -> None:
     prefiller = crossing.producer(checkpoint(name))
     layout, end = prefiller.layout, 150
@@ -102,8 +102,8 @@ def test_rows_come_in_the_order_of_the_schedule(
         else:
             got.append((item.index, item.position, STATE + item.number))
 
-    computed = prefiller.prefill(crossing.tokens(end), cut, end, emit, never, ignore)
-    slots = schedule(layout, cut, end, TILE)
+    computed = prefiller.prefill(crossing.tokens(end), cut, end, emit, never, ignore, extra)
+    slots = schedule(layout, cut, end, TILE, extra=extra)
     expected = [
         (slot.index, slot.first, slot.last if slot.role == KEY else slot.role)
         for slot in slots
@@ -111,6 +111,27 @@ def test_rows_come_in_the_order_of_the_schedule(
     ]
     assert got == expected
     assert computed == end
+
+
+@pytest.mark.both_blas
+@pytest.mark.parametrize("name", KINDS)
+def test_an_extra_cut_is_the_prefill_that_ends_there(name: str, checkpoint: Checkpoints) -> None:
+    """Its states and rows are those of the shorter prompt, and whole tiles those of any prompt."""
+    prefiller = crossing.producer(checkpoint(name))
+    layout, prompt, (x, end) = prefiller.layout, crossing.tokens(150), (139, 150)
+    both = crossing.collect_all(prefiller, prompt, 0, end, (x,))
+    shorter, plain = (crossing.collect(prefiller, prompt, 0, stop) for stop in (x, end))
+    for place, data in shorter.items():
+        layer = layout.layers[place[0]]
+        if isinstance(layer, RecurrentLayer):
+            assert np.array_equal(both[x][place], data)
+            continue
+        ours = both[end][place]
+        behind = (end - x) * row_bytes(layer, place[1])
+        assert np.array_equal(ours[len(ours) - behind - len(data) : len(ours) - behind], data)
+    whole = 2 * TILE
+    ours, theirs = (full_rows(layout, rows, 0, whole) for rows in (both[end], plain))
+    assert all(map(np.array_equal, ours, theirs))
 
 
 def test_progress_counts_from_the_start_of_the_prompt(checkpoint: Checkpoints) -> None:

@@ -51,13 +51,22 @@ class Twins:
     def prefixes(self) -> PrefixCache:
         return self.warm._prefixes
 
-    def check(self, prompt: Sequence[int], cut: int, end: int, held: int) -> None:
+    def check(
+        self,
+        prompt: Sequence[int],
+        cut: int,
+        end: int,
+        held: int,
+        extra: tuple[int, ...] = (),
+    ) -> None:
         """The warm one begins at ``held``, and every byte is the cold one's."""
-        assert self.warm.recall(prompt, end) == held
-        expected = crossing.collect(self.cold, prompt, cut, end)
-        found = crossing.collect(self.warm, prompt, cut, end)
+        assert self.warm.recall(prompt, end, extra) == held
+        expected = crossing.collect_all(self.cold, prompt, cut, end, extra)
+        found = crossing.collect_all(self.warm, prompt, cut, end, extra)
         assert found.keys() == expected.keys()
-        assert [place for place in found if not np.array_equal(found[place], expected[place])] == []
+        for stop, rows in expected.items():
+            assert found[stop].keys() == rows.keys()
+            assert [p for p in rows if not np.array_equal(found[stop][p], rows[p])] == []
 
 
 def branch(prompt: Sequence[int], shared: int, length: int) -> list[int]:
@@ -99,6 +108,20 @@ def test_a_pass_from_held_tiles_has_the_bits_of_a_cold_one(
     it.check(branch(prompt, 90, 170), 90, 170, 64)
     it.check(other, 0, 320, 320)
     assert it.prefixes.used == it.ledger.reserved == kept_bytes(it.prefixes)
+
+
+@pytest.mark.both_blas
+@pytest.mark.parametrize("name", KINDS)
+def test_extra_cuts_divide_no_tile_that_is_kept(name: str, checkpoint: Checkpoints) -> None:
+    it = Twins(checkpoint(name))
+    prompt = crossing.tokens(290)
+    it.check(prompt, 0, 200, 0, (195,))
+    it.check(prompt, 64, 200, 192, (193, 195))
+    it.check(prompt, 0, 200, 192, (192,))
+    it.check(prompt, 0, 256, 192, (250,))  # its last tile is divided: nobody is given it
+    it.check(prompt, 0, 256, 192)
+    it.check(prompt, 100, 256, 192, (250,))  # nor does it take the whole one
+    it.check(prompt, 0, 290, 256)
 
 
 @pytest.mark.parametrize("tile", [16, 32, 64])

@@ -22,7 +22,7 @@ def exchange() -> Joined:
     """A handshake, a sealed delta with PROGRESS and CREDIT, and a withdrawn handoff."""
     pair = Joined(name="golden").connect()
     pair.auto_begin = False
-    pair.request(1, tokens=TOKENS, cut=2, extra_cuts=(4, 8), credit=3)
+    pair.request(1, tokens=TOKENS, cut=2, extra_cuts=(8,), credit=3)
     pair.flush()
     pair.deliver(TO_PRODUCER)
     pair.producer.progress(4, pair.now)

@@ -61,7 +61,7 @@ def test_the_frozen_handoff_still_installs() -> None:
     tokens = FROZEN["inputs"]["tokens"]
     for handed in rest:
         if pair.decoder.state == "READY" and not pair.installed and pair.decoder._generation == 0:
-            pair.request(1, tokens=tokens, cut=2, extra_cuts=(4, 8), credit=3)
+            pair.request(1, tokens=tokens, cut=2, extra_cuts=(8,), credit=3)
         if handed.text is not None and b'"aborted"' in handed.text:
             break
         pair.give(TO_DECODER, handed)

@@ -35,6 +35,7 @@ from protocol.handoff import (
 )
 from protocol.identity import Identity
 from protocol.layout import (
+    STATE,
     FullLayer,
     Layout,
     RecurrentLayer,
@@ -59,7 +60,7 @@ TILE = 4
 IDENTITY = Identity(*(f"{number:064x}" for number in range(8)))
 PAIRING = Pairing(bytes(range(32)), 7)
 RECIPE = Recipe("producer", "cpu", "bfloat16", TILE)
-LIMITS = Limits(max_tokens=4096, max_credit=64)
+LIMITS = Limits(max_tokens=4096, max_credit=64, max_extra_cuts=4)
 TO_DECODER, TO_PRODUCER = "to decoder", "to producer"
 POISON = 0xA5
 
@@ -88,13 +89,19 @@ def nonce_of(*what: object) -> bytes:
     return hashlib.sha256(repr(what).encode()).digest()
 
 
-def content(layout: Layout, cut: int, end: int, seed: int = 0) -> dict[tuple[int, int], bytes]:
+Place = tuple[int, int, int]
+"""Layer, role, and the position at which rows or a state end."""
+
+
+def content(
+    layout: Layout, cut: int, end: int, seed: int = 0, extra: tuple[int, ...] = ()
+) -> dict[Place, bytes]:
     """The bytes of every region; each depends on its place, so that no two can be swapped."""
     return {
-        (region.index, region.role): hashlib.shake_128(
-            f"{seed} {region.index} {region.role} {region.first} {end}".encode()
+        (region.index, region.role, region.last): hashlib.shake_128(
+            f"{seed} {region.index} {region.role} {region.first} {region.last}".encode()
         ).digest(region.nbytes)
-        for region in regions(layout, cut, end)
+        for region in regions(layout, cut, end, extra)
     }
 
 
@@ -143,10 +150,10 @@ class Joined:
         self.record: dict[str, list[Item]] = {TO_DECODER: [], TO_PRODUCER: []}
         self.tamper: Callable[[str, int, Item], Iterable[Item]] | None = None
         self.events: list[Event] = []
-        self.installed: list[dict[tuple[int, int], bytes]] = []
+        self.installed: list[dict[Place, bytes]] = []
         self.committed: list[int] = []
         self.errors: dict[str, BatonError] = {}
-        self.shadow: dict[tuple[int, int], bytearray] = {}
+        self.shadow: dict[Place, bytearray] = {}
         self.late_digests: deque[tuple[int, bytes]] | None = None
         self.seed = 0
         self.auto_begin = True
@@ -155,7 +162,7 @@ class Joined:
         self.kept: Sending | None = None
         """What the producer's shell keeps of a lost connection."""
         self.kept_from = 0
-        self._produced: dict[tuple[int, int], bytes] = {}
+        self._produced: dict[Place, bytes] = {}
 
     # the wire
 
@@ -204,7 +211,7 @@ class Joined:
         slot = self.decoder.frame_header(item.header, length, self.now)
         if slot is None:
             return
-        place = memoryview(self.shadow[slot.index, slot.role])[slot.offset :][: slot.nbytes]
+        place = memoryview(self.shadow[self._place(slot)])[slot.offset :][: slot.nbytes]
         place[:] = item.payload
         digest = frames.digest(item.header[: frames.PREFIX_BYTES], place)
         if self.late_digests is not None:
@@ -227,8 +234,9 @@ class Joined:
             match event:
                 case Began(begin):
                     self.shadow = {
-                        (region.index, region.role): bytearray([POISON]) * region.nbytes
-                        for region in regions(self.layout, begin.cut, begin.end)
+                        (region.index, region.role, region.last): bytearray([POISON])
+                        * region.nbytes
+                        for region in regions(self.layout, begin.cut, begin.end, self.extra)
                     }
                 case Sealed() if self.auto_commit:
                     self.installed.append({key: bytes(data) for key, data in self.shadow.items()})
@@ -279,7 +287,10 @@ class Joined:
             cut=cut,
             now=self.now,
         )
-        self._produced = content(self.layout, begin.cut, begin.end, self.seed)
+        sending = self.producer.sending
+        assert sending is not None
+        extra = sending.prefill.extra_cuts
+        self._produced = content(self.layout, begin.cut, begin.end, self.seed, extra)
 
     def send_frame(self) -> bool:
         """The producer sends its next frame, if it has one and credit for it."""
@@ -292,7 +303,7 @@ class Joined:
 
     def frame(self, slot: Slot) -> Item:
         """The producer's frame for a slot."""
-        payload = self._produced[slot.index, slot.role][slot.offset :][: slot.nbytes]
+        payload = self._produced[self._place(slot)][slot.offset :][: slot.nbytes]
         digest = frames.digest(self.producer.header_prefix(slot), payload)
         return Item(None, self.producer.frame(slot, digest, self.now), payload)
 
@@ -381,6 +392,18 @@ class Joined:
         other.shadow, other._produced = self.shadow, self._produced
         return other
 
-    def expected(self, end: int = 9, cut: int = 0) -> dict[tuple[int, int], bytes]:
-        """What a handoff over ``[cut, end)`` must have installed."""
-        return content(self.layout, cut, end, self.seed)
+    def expected(
+        self, end: int = 9, cut: int = 0, extra: tuple[int, ...] = ()
+    ) -> dict[Place, bytes]:
+        """What a handoff over ``[cut, end)``, with cuts at ``extra``, must have installed."""
+        return content(self.layout, cut, end, self.seed, extra)
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """The extra cuts that were asked for last."""
+        return self.reception.prefill.extra_cuts if self.reception else ()
+
+    def _place(self, slot: Slot) -> Place:
+        known = self._produced or self.shadow
+        end = max((last for _, _, last in known), default=slot.last)
+        return slot.index, slot.role, slot.last if slot.role >= STATE else end

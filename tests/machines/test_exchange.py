@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from protocol.errors import LocalProtocolError
 from protocol.events import Began, Progressed, Ready, Sealed
 from protocol.handoff import Outstanding, State, Timing
-from protocol.layout import Layout, payload_bytes
+from protocol.layout import Layout, extra_cuts, payload_bytes
 from tests import strategies
 from tests.machines.joined import LAYOUT, TO_DECODER, TO_PRODUCER, Joined
 
@@ -46,19 +46,23 @@ def test_no_prompt_leaves_before_the_producer_has_proven_the_key() -> None:
     tile=st.integers(1, 17),
     credit=st.integers(1, 9),
     seed=st.integers(0, 1000),
+    wanted=st.sets(st.integers(0, 60), max_size=4),
 )
 def test_what_is_installed_is_what_was_produced(
-    layout: Layout, ends: tuple[int, int], tile: int, credit: int, seed: int
+    layout: Layout, ends: tuple[int, int], tile: int, credit: int, seed: int, wanted: set[int]
 ) -> None:
     cut, end = ends
+    extra = extra_cuts(layout, cut, end, tile, wanted)
     pair = Joined(layout=layout, tile=tile).connect()
     pair.seed = seed
-    pair.handoff(tokens=range(end), cut=cut, credit=credit)
+    pair.handoff(tokens=range(end), cut=cut, credit=credit, extra_cuts=extra)
     assert not pair.errors
-    assert pair.installed == [pair.expected(end, cut)]
+    assert pair.installed == [pair.expected(end, cut, extra)]
     assert pair.committed == [1]
+    began = next(event.begin for event in pair.events if isinstance(event, Began))
+    assert [part.last for part in began.history] == [*extra, end]
     sealed = next(event for event in pair.events if isinstance(event, Sealed))
-    assert sealed.seal.payload_bytes == payload_bytes(layout, cut, end)
+    assert sealed.seal.payload_bytes == payload_bytes(layout, cut, end, extra)
     assert (sealed.seal.queue_us, sealed.seal.compute_us) == (1, 2)
 
 

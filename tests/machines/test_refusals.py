@@ -380,6 +380,11 @@ def _extra_cuts_out_of_order() -> Joined:
 
 
 @provokes("cut_invalid", TO_PRODUCER)
+def _extra_cut_before_the_last_tile() -> Joined:
+    return rewriting(Prefill, extra_cuts=(7,))
+
+
+@provokes("cut_invalid", TO_PRODUCER)
 def _extra_cut_past_the_end() -> Joined:
     return rewriting(Prefill, extra_cuts=(9,))
 
@@ -589,7 +594,7 @@ def _history_that_ends_early() -> Joined:
 @provokes("frames_too_many")
 def _tile_that_makes_endless_frames() -> Joined:
     wide = Layout(tuple(FullLayer(index, 1, 1, 1, "float16") for index in range(64)))
-    limits = Limits(max_tokens=1 << 20, max_credit=64)
+    limits = Limits(max_tokens=1 << 20, max_credit=64, max_extra_cuts=4)
     pair = Joined(layout=wide, tile=1, limits=limits).connect()
     pair.auto_begin = False
     end = 10_000

@@ -17,6 +17,7 @@ from protocol.layout import (
     SlidingLayer,
     Span,
     StateArray,
+    extra_cuts,
     payload_bytes,
     regions,
     row_bytes,
@@ -87,6 +88,77 @@ def test_the_schedule_covers_every_region_once(
             last_tile = slot.first // tile
     assert filled == {(r.index, r.role): r.nbytes for r in regions(layout, cut, end)}
     assert sum(filled.values()) == payload_bytes(layout, cut, end)
+
+
+@st.composite
+def handoffs(draw: st.DrawFn) -> tuple[Layout, int, int, int, tuple[int, ...]]:
+    """A layout, a range, a tile and extra cuts that are possible with them."""
+    layout, (cut, end), tile = draw(layouts()), draw(ranges()), draw(st.integers(1, 70))
+    wanted = draw(st.lists(st.integers(0, 70), max_size=6))
+    return layout, cut, end, tile, extra_cuts(layout, cut, end, tile, wanted)
+
+
+@given(handoffs())
+def test_extra_cuts_add_what_they_need_and_nothing_else(
+    it: tuple[Layout, int, int, int, tuple[int, ...]],
+) -> None:
+    """A position is shipped where one of the cuts needs it, by the rule for a single cut."""
+    layout, cut, end, _, extra = it
+
+    def needed(span: Span) -> set[tuple[int, int]]:
+        return {(span.index, at) for at in range(span.first, span.last)} or {
+            (span.index, -span.last)
+        }
+
+    alone = set().union(*(needed(s) for stop in (*extra, end) for s in spans(layout, cut, stop)))
+    assert set().union(*map(needed, spans(layout, cut, end, extra))) == alone
+
+
+@given(handoffs())
+def test_the_schedule_with_extra_cuts_fills_every_region_in_order(
+    it: tuple[Layout, int, int, int, tuple[int, ...]],
+) -> None:
+    layout, cut, end, tile, extra = it
+    whole = regions(layout, cut, end, extra)
+    filled = {(r.index, r.role, r.last): 0 for r in whole}
+    reached = cut
+    for slot in schedule(layout, cut, end, tile, extra=extra):
+        state = isinstance(layout.layers[slot.index], RecurrentLayer)
+        place = slot.index, slot.role, slot.last if state else end
+        assert slot.offset == filled[place]
+        filled[place] += slot.nbytes
+        # Nothing of a later tile comes before the states of a cut, nor rows across one.
+        assert slot.last >= reached
+        assert not any(slot.first < stop < slot.last for stop in extra)
+        reached = slot.last if state else max(reached, slot.first)
+    assert filled == {(r.index, r.role, r.last): r.nbytes for r in whole}
+    assert sum(filled.values()) == payload_bytes(layout, cut, end, extra)
+
+
+@given(handoffs())
+def test_extra_cuts_leave_whole_tiles_alone(
+    it: tuple[Layout, int, int, int, tuple[int, ...]],
+) -> None:
+    """Rows of whole tiles are the same for every prompt: an extra cut divides none before the
+    last, and what lies in the window of one cut lies in that of the next or behind it.
+    """
+    layout, cut, end, tile, extra = it
+    plain, divided = list(tiles(cut, end, tile)), list(tiles(cut, end, tile, extra))
+    assert divided[: len(plain) - 1] == plain[:-1]
+    assert [last for _, last in divided[len(plain) - 1 :]] == sorted({*extra, end} - {plain[-1][0]})
+    for layer in layout.layers:
+        assert not isinstance(layer, SlidingLayer) or all(end - x <= layer.window for x in extra)
+
+
+def test_extra_cuts_of_the_published_model() -> None:
+    """Four tokens of a generation prompt: their rows once, and the window's four oldest."""
+    end, extra = 65_535, (65_531,)
+    assert extra_cuts(GLIMMER, 0, end, 512, [0, 12, *extra, end]) == extra
+    more = payload_bytes(GLIMMER, 0, end, extra) - payload_bytes(GLIMMER, 0, end)
+    assert more == 39 * 4 * 1024
+    for wrong in ((0,), (end,), (5, 5), (7, 6)):
+        with pytest.raises(ValueError):
+            spans(GLIMMER, 0, end, wrong)
 
 
 @given(ranges(500), st.integers(1, 600))

@@ -26,6 +26,7 @@ from protocol.manifest import (
     make_begin,
     require_carriable,
     require_manifest,
+    require_request,
     spans_digest,
     totals,
 )
@@ -142,3 +143,37 @@ def test_a_layout_that_frames_cannot_carry_is_refused_at_once(layout: Layout) ->
 
 def test_the_largest_row_is_carried() -> None:
     require_carriable(Layout((FullLayer(0, 1, 1 << 19, 1 << 19, "bfloat16"),)))
+
+
+@pytest.mark.parametrize(
+    ("extra", "most"),
+    [((8,), 0), ((7,), 4), ((9,), 4), ((8, 8), 4), ((4,), 4)],
+)
+def test_extra_cuts_are_those_that_divide_the_last_tile_alone(
+    extra: tuple[int, ...], most: int
+) -> None:
+    prefill = structs.replace(asked_and_answered()[0], extra_cuts=extra)
+    with pytest.raises(BatonError) as caught:
+        require_request(prefill, LAYOUT, 4, most)
+    assert (caught.value.reason, caught.value.field) == ("cut_invalid", "extra_cuts")
+    require_request(structs.replace(prefill, extra_cuts=(8,)), LAYOUT, 4, 1)
+
+
+def test_an_extra_cut_lies_where_its_rows_end() -> None:
+    """Rows that were computed in one go with later ones are those of no prompt that ends there."""
+    prefill = structs.replace(asked_and_answered()[0], extra_cuts=(8,))
+    coarse = Recipe("producer", "cpu", "bfloat16", 5)
+    for history, good in (
+        ((History(4, 9, coarse),), False),
+        ((History(4, 8, coarse), History(8, 9, coarse)), True),
+        ((History(4, 9, Recipe("producer", "cpu", "bfloat16", 4)),), True),
+    ):
+        begin = make_begin(
+            prefill, LAYOUT, 4, transfer=bytes(16), cut=4, computed_tokens=9, history=history
+        )
+        if good:
+            require_manifest(begin, prefill, LAYOUT, 4, or_full=False)
+            continue
+        with pytest.raises(BatonError) as caught:
+            require_manifest(begin, prefill, LAYOUT, 4, or_full=False)
+        assert (caught.value.reason, caught.value.field) == ("history_invalid", "extra_cuts")

@@ -47,6 +47,7 @@ def ask(
     top_logprobs: int | None = None,
     stops: Sequence[int] = (),
     turns: Sequence[int] = (),
+    next_turn: int = 0,
     reuse: bool = True,
 ) -> Generation:
     """A request with a name of its own length."""
@@ -59,6 +60,7 @@ def ask(
         stop_token_ids=frozenset(stops),
         lane=lane,
         turns=tuple(turns),
+        next_turn=next_turn,
         reuse=reuse,
     )
 

@@ -295,14 +295,16 @@ class Gate:
         self.reached, self.go = threading.Event(), threading.Event()
         compose = Keeper.compose
 
-        def gated(keeper: Keeper, delta: Any, end: int, into: Any, cancelled: Any) -> Any:
+        def gated(
+            keeper: Keeper, delta: Any, end: int, extra: Any, into: Any, cancelled: Any
+        ) -> Any:
             def held(*place: int) -> memoryview:
                 view = into(*place)
                 self.reached.set()
                 assert self.go.wait(20)
                 return view
 
-            return compose(keeper, delta, end, held, cancelled)
+            return compose(keeper, delta, end, extra, held, cancelled)
 
         monkeypatch.setattr(Keeper, "compose", gated)
 

@@ -137,6 +137,7 @@ def test_a_turn_ends_where_the_next_one_goes_on(thinking: Any) -> None:
     assert parted < len(rendered.tokens) - 1
     assert text(thinking, template.Rendered(rendered.tokens[:parted])).endswith("assistant\n")
     assert parted in rendered.turns
+    assert rendered.next_turn == parted
     # And where the turn after that parts from the next one, whose thoughts it drops in turn.
     assert shared(following.tokens, rendered.tokens) == parted
 
@@ -155,6 +156,7 @@ def test_without_thoughts_the_next_turn_shares_the_whole_prompt(tokenizer: Any) 
     """Then N-1 is where it goes on, which is kept anyway."""
     rendered = template.render(tokenizer, CHAT)
     assert all(position < len(rendered.tokens) for position in rendered.turns)
+    assert rendered.next_turn == 0
     following = [*CHAT, {"role": "assistant", "content": "Sunny"}, ASK]
     assert shared(rendered.tokens, template.render(tokenizer, following).tokens) == len(
         rendered.tokens

@@ -79,6 +79,7 @@ class Memory:
 
     def __init__(self, layout: Layout, cut: int, end: int) -> None:
         self.cut, self.end = cut, end
+        self.extra: tuple[int, ...] = ()
         self.layout = layout
         self.regions = {
             (region.index, region.role): memoryview(bytearray(b"\xa5" * region.nbytes))
@@ -140,7 +141,7 @@ class Peer:
             identity=owner.identity,
             layout=owner.layout,
             recipe=Recipe("producer", "cpu", "float32", TILE),
-            limits=Limits(max_tokens=4096, max_credit=owner.max_credit),
+            limits=Limits(max_tokens=4096, max_credit=owner.max_credit, max_extra_cuts=4),
             pairing=Pairing(owner.key, owner.epoch),
             nonce=os.urandom(32),
             certificates=owner.certificates,

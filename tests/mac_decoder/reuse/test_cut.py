@@ -29,7 +29,15 @@ from mac_decoder.reuse.cut import (
 )
 from protocol.blocks import BLOCK, chain, cut_digest
 from protocol.errors import IntegrityError
-from protocol.layout import FullLayer, Layout, RecurrentLayer, SlidingLayer, payload_bytes, regions
+from protocol.layout import (
+    FullLayer,
+    Layout,
+    RecurrentLayer,
+    SlidingLayer,
+    extra_cuts,
+    payload_bytes,
+    regions,
+)
 from protocol.layouts_named import named
 from protocol.messages import History
 from tests.mac_decoder.reuse.made import (
@@ -112,8 +120,9 @@ def test_restored_is_saved_at_every_position_that_can_be_supplied(
             list(pieces(layout, held, position))
 
 
-def composed(layout: Layout, held: int, start: int, end: int) -> None:
-    """A cut at ``held`` and a delta of ``[start, end)`` are the cache at ``end``, byte for byte.
+def composed(layout: Layout, held: int, start: int, end: int, extra: tuple[int, ...] = ()) -> None:
+    """A cut at ``held`` and a delta of ``[start, end)`` are the caches at ``end`` and ``extra``,
+    byte for byte.
 
     Their prompts part at ``start``; every byte is written exactly once.
     """
@@ -123,16 +132,26 @@ def composed(layout: Layout, held: int, start: int, end: int) -> None:
         layout, SPACE, theirs, causal_rows(layout, theirs), (History(0, held, PREFILL),)
     )
     expected = causal_rows(layout, ours)
+    for region in regions(layout, 0, end, extra[:1]):
+        place = (region.index, region.role)
+        if extra and isinstance(layout.layers[region.index], SlidingLayer):
+            # A window more of the lowest cut, and what follows it.
+            width = region.nbytes // (end - region.first)
+            behind = expected[place][expected[place].nbytes - (end - extra[0]) * width :]
+            lowest = causal_rows(layout, ours[: extra[0]])[place]
+            expected[place] = np.concatenate([lowest, behind])
     memory = {place: np.full(array.nbytes, POISON, np.uint8) for place, array in expected.items()}
     written = {place: np.zeros(array.nbytes, np.uint8) for place, array in expected.items()}
-    for piece in delta_pieces(layout, held, start, end):
+    for piece in delta_pieces(layout, held, start, end, extra):
         source = cut.rest if piece.source == REST else bodies[piece.source].data
         place = (piece.index, piece.role)
         target = slice(piece.offset, piece.offset + piece.nbytes)
         memory[place][target] = source[place][piece.start : piece.start + piece.nbytes]
         written[place][target] += 1
-    for region in regions(layout, start, end):
+    for region in regions(layout, start, end, extra):
         place = (region.index, region.role)
+        if place not in expected or region.last != end:
+            continue  # a state of an extra cut
         sent = expected[place].nbytes - region.nbytes
         memory[place][sent:] = expected[place][sent:]
         written[place][sent:] += 1
@@ -151,6 +170,21 @@ def test_a_cut_and_a_delta_are_the_whole(layout: Layout, held: int, data: st.Dat
     else:
         with pytest.raises(ValueError):
             list(delta_pieces(layout, held, start, end))
+
+
+@settings(max_examples=120, deadline=None)
+@given(layouts(), st.integers(1, 3 * BLOCK), st.data())
+def test_a_cut_and_a_delta_are_an_extra_cut_too(
+    layout: Layout, held: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(1, held))
+    end = data.draw(st.integers(start + 2, 4 * BLOCK))
+    extra = extra_cuts(layout, start, end, end, [end - data.draw(st.integers(1, 30))])
+    if supplies_delta(layout, held, start, (*extra, end)[0]):
+        composed(layout, held, start, end, extra)
+    else:
+        with pytest.raises(ValueError):
+            list(delta_pieces(layout, held, start, end, extra))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
