@@ -157,6 +157,17 @@ class Peers:
         """
         return self._read(fingerprint.hex())
 
+    def largest_epoch(self) -> int:
+        """The largest epoch of any peer, 0 without one: a new pairing's is larger."""
+        return max((peer.record.epoch for peer in self._found().peers), default=0)
+
+    def require_usable(self) -> None:
+        """Raise now what :meth:`add` would raise later, of the keyring and the directory."""
+        self._found()
+        self._secrets.protect(b"", b"")
+        with self._place.alone():
+            pass
+
     def add(self, peer: Peer) -> None:
         """Keep a peer, durably; one with the same certificate is replaced.
 

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.pairing.certificates import OwnCertificate
+from protocol.pairing.record import Role
 from tests.trust.keyrings import Memory, using
 from tests.trust.machines import NOW, meet
 from trust.own import own_certificate
@@ -20,11 +22,11 @@ from trust.secrets import KeyringSecrets, PlainSecrets
 from trust.tls import client_context, server_context
 
 
-def plain(directory: Path, role="producer"):
+def plain(directory: Path, role: Role = "producer") -> OwnCertificate:
     return own_certificate(directory, role, PlainSecrets(), NOW)
 
 
-def reason(directory: Path, role="producer") -> str:
+def reason(directory: Path, role: Role = "producer") -> str:
     with pytest.raises(ConfigError) as caught:
         plain(directory, role)
     return caught.value.reason
