@@ -26,7 +26,7 @@ from tests.trust.machines import certificate, own, peer
 from trust import places
 from trust.peers import Address, Found, Peer, Peers
 from trust.places import Place
-from trust.secrets import KeyringSecrets, PlainSecrets, Secrets
+from trust.secrets import Kept, KeyringSecrets, PlainSecrets, Secrets
 
 
 @pytest.fixture
@@ -176,6 +176,49 @@ def test_its_own_change_hides_nobody_elses(directory: Path) -> None:
     other.add(peer(1))
     assert refusal(running.add, Peer("mac", peer(2).record, -1)) == "peer_unreadable"
     assert running.changed()
+
+
+def test_what_another_process_does_while_all_is_read_is_a_change_after_it(
+    directory: Path,
+) -> None:
+    class Meanwhile(PlainSecrets):
+        """Somebody removes the other peer while this one's file is being read."""
+
+        def reveal(self, kept: Kept, bound: bytes) -> bytes:
+            for known in (peer(0), peer(1)):
+                if known.fingerprint.hex().encode() not in bound:
+                    other.remove(known.fingerprint)
+            return super().reveal(kept, bound)
+
+    other = Peers(directory, "producer")
+    other.add(peer(0))
+    other.add(peer(1))
+    running = Peers(directory, "producer", Meanwhile())
+    (kept,) = running.all().peers
+    assert running.changed()
+    assert other.all().peers == (kept,)
+
+
+def test_the_largest_epoch_is_of_all_peers(peers: Peers) -> None:
+    assert peers.largest_epoch() == 0
+    peers.add(peer(0, epoch=7))
+    peers.add(peer(1, epoch=3))
+    assert peers.largest_epoch() == 7
+    peers.remove(peer(0).fingerprint)
+    assert peers.largest_epoch() == 3
+
+
+def test_what_would_stop_a_new_peer_is_told_before(directory: Path) -> None:
+    with using(memory := Memory()):
+        peers = Peers(directory, "producer", under_keyring(directory))
+        peers.require_usable()
+        assert memory.writes == 1, "the keyring has been asked, and will not be again"
+        assert peers.all() == Found((), ())
+        (directory / "peers").chmod(0o750)
+        assert refusal(peers.require_usable) == "directory_exposed"
+    with using(Locked()):
+        locked = Peers(directory.parent / "other", "producer", under_keyring(directory))
+        assert refusal(locked.require_usable) == "keychain_locked"
 
 
 ADDING = """
