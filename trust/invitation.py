@@ -76,20 +76,22 @@ class Invitation:
         *,
         own: OwnCertificate,
         name: str,
+        port: int,
         paired: Callable[[Peer], None] = lambda peer: None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """``listener`` is bound, and closed by :meth:`stop`; ``peers`` are a producer's.
 
-        ``paired`` is called once a peer is kept. ``patience_s``: from the connection to a
-        guest's first message. Raises ``ConfigError`` (``pairing_unreadable``) if ``own`` is no
-        certificate and key.
+        ``port``: where this producer serves handoffs. ``paired`` is called once a peer is
+        kept. ``patience_s``: from the connection to a guest's first message. Raises
+        ``ConfigError`` (``pairing_unreadable``) if ``own`` is no certificate and key.
         """
         server_context(own.certificate, own.private_key, [])  # what fails later is a guest's
         self._listener = listener
         self._peers = peers
         self._own = own
         self._name = name
+        self._port = port
         self._paired = paired
         self._patience_s = patience_s
         self._codes = Codes()
@@ -226,6 +228,7 @@ class Invitation:
                 own=self._own,
                 peer_certificate=announced,
                 epoch=self._peers.largest_epoch() + 1,
+                port=self._port,
             )
             machine.start(time.monotonic())
             try:

@@ -19,7 +19,7 @@ from protocol.addresses import can_be_a_host
 from protocol.errors import ConfigError
 from protocol.messages import Bytes32, Epoch
 from protocol.pairing import length_prefixed
-from protocol.pairing.messages import Name, require_name
+from protocol.pairing.messages import Name, Port, require_name
 from protocol.pairing.record import Der, PairingRecord, Role, fingerprint
 from trust.places import Kind, Place
 from trust.secrets import Kept, PlainSecrets, Secrets
@@ -36,15 +36,12 @@ _FILE: Final = Kind(
     hint="remove it and pair again",
 )
 
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a decoder reaches a producer: handoffs on one port, everything else on the other."""
+    """Where a decoder reaches a producer, for handoffs and for everything else."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-    link_port: Port
-    control_port: Port
+    port: Port
 
 
 @dataclass(frozen=True)

@@ -87,10 +87,14 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class Paired:
-    """Both sides have proven the same code: keep ``record``, of the machine called ``name``."""
+    """Both sides have proven the same code: keep ``record``, of the machine called ``name``.
+
+    ``port``: where the producer serves handoffs.
+    """
 
     record: PairingRecord
     name: str
+    port: int
 
 
 class _Exchange(ABC):
@@ -113,6 +117,7 @@ class _Exchange(ABC):
         self._due: float | None = None
         self._keys: Keys | None = None
         self._epoch = 0
+        self._port = 0
         self._peer_name = ""
 
     @property
@@ -235,7 +240,7 @@ class _Exchange(ABC):
             private_key=self._own.private_key,
             peer_certificate=self._peer_certificate,
         )
-        return Paired(record, self._peer_name)
+        return Paired(record, self._peer_name, self._port)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -314,6 +319,7 @@ class DecoderPairing(_Exchange):
             raise differs("epoch_not_later", "epoch", message.epoch, expected)
         keys = self._derive(self._guess, message.element, self._hello, raw)
         self._keys, self._epoch, self._peer_name = keys, message.epoch, message.name
+        self._port = message.port
         self._send(PairConfirm(mac=keys.proof("decoder")))
 
     def _on_confirmed(self, message: PairConfirmed) -> Paired:
@@ -341,16 +347,21 @@ class ProducerPairing(_Exchange):
         own: OwnCertificate,
         peer_certificate: bytes,
         epoch: int,
+        port: int,
         entropy: Entropy = secrets.token_bytes,
     ) -> None:
         """``codes``: the one object of this producer. Certificates: as the decoder's side.
 
         ``epoch``: larger than all that this machine has had; the pairing's is this, or a
-        larger one if the decoder has had larger ones. Raises like :class:`DecoderPairing`.
+        larger one if the decoder has had larger ones. ``port``: where handoffs are served.
+        Raises like :class:`DecoderPairing`.
         """
         super().__init__(name=name, own=own, peer_certificate=peer_certificate, entropy=entropy)
         if not 1 <= epoch <= MAX_GENERATION:
             raise LocalProtocolError("the epoch is out of range")
+        if not 1 <= port <= 65535:
+            raise LocalProtocolError("the port is out of range")
+        self._port = port
         self._codes = codes
         self._least_epoch = epoch
         self._code: Code | None = None
@@ -377,6 +388,7 @@ class ProducerPairing(_Exchange):
                 nonce=self._entropy(NONCE_BYTES),
                 name=self._name,
                 epoch=self._epoch,
+                port=self._port,
                 element=guess.element,
             )
         )

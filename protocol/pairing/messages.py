@@ -27,6 +27,7 @@ Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 the two characters that JSON escapes."""
 Element = Annotated[bytes, msgspec.Meta(min_length=ELEMENT_BYTES, max_length=ELEMENT_BYTES)]
 LaterEpoch = Annotated[int, msgspec.Meta(ge=1, le=MAX_GENERATION)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class PairHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pair_hello"):
@@ -43,11 +44,15 @@ class PairHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pa
 
 
 class PairAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pair_answer"):
-    """Producer: answers with its own part; ``epoch`` will be the pairing's."""
+    """Producer: answers with its own part; ``epoch`` will be the pairing's.
+
+    ``port`` is where it serves handoffs, on the host that the decoder has reached.
+    """
 
     nonce: Bytes32
     name: Name
     epoch: LaterEpoch
+    port: Port
     element: Element
 
 

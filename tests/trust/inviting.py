@@ -22,6 +22,8 @@ from trust.tls import client_context
 
 DECODER = make_certificate("decoder", NOW)
 STRANGER = make_certificate("decoder", NOW)
+PORT = 7777
+"""Where the producer says that it serves handoffs."""
 
 
 class Inviting:
@@ -31,7 +33,9 @@ class Inviting:
         self.peers = Peers(directory, "producer")
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self.invitation = Invitation(listener, self.peers, own=own(), name="gb10", **options)
+        self.invitation = Invitation(
+            listener, self.peers, own=own(), name="gb10", port=PORT, **options
+        )
         self.invitation.start()
 
     def call(self, code: Code, own: OwnCertificate = DECODER, **options: Any) -> Paired:

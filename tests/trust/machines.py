@@ -51,7 +51,7 @@ def peer(number: int = 0, name: str = "mac", epoch: int = 1, key: bytes | None =
         own().private_key,
         certificate(number).certificate,
     )
-    return Peer(name, record, 1_700_000_000, Address("mac.local", 7431, 7432))
+    return Peer(name, record, 1_700_000_000, Address("gb10.local", 7431))
 
 
 def old_style(name: str, issuer: OwnCertificate | None = None) -> OwnCertificate:

@@ -20,7 +20,16 @@ from protocol.pairing.certificates import OwnCertificate, make_certificate
 from protocol.pairing.code import Code, new_code
 from protocol.pairing.messages import decode
 from protocol.pairing.record import fingerprint
-from tests.trust.inviting import DECODER, STRANGER, Caller, Inviting, inviting, soon, wait_until
+from tests.trust.inviting import (
+    DECODER,
+    PORT,
+    STRANGER,
+    Caller,
+    Inviting,
+    inviting,
+    soon,
+    wait_until,
+)
 from tests.trust.machines import NOW, meet, old_style, own
 from trust import invitation as room
 from trust import places
@@ -46,6 +55,7 @@ def test_two_machines_pair_by_a_code(tmp_path: Path) -> None:
         paired = producer.call(producer.invitation.open())
         (kept,) = producer.peers.all().peers
     assert (paired.name, kept.name) == ("gb10", "macbook")
+    assert paired.port == PORT
     ours, theirs = paired.record, kept.record
     assert (ours.key, ours.epoch) == (theirs.key, theirs.epoch)
     assert (ours.role, theirs.role) == ("decoder", "producer")
@@ -453,7 +463,8 @@ def test_a_certificate_of_its_own_that_is_none_is_refused_at_once(tmp_path: Path
     broken = OwnCertificate(own().certificate, DECODER.private_key)
     peers = Peers(tmp_path, "producer")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert reason(Invitation, listener, peers, own=broken, name="gb10") == "pairing_unreadable"
+        refused = reason(Invitation, listener, peers, own=broken, name="gb10", port=PORT)
+    assert refused == "pairing_unreadable"
 
 
 def test_no_code_or_key_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,7 +113,7 @@ def test_one_with_the_same_certificate_is_replaced(peers: Peers) -> None:
 def test_any_peer_comes_back_as_it_was(
     name: str, host: str | None, port: int, when: int, epoch: int, key: bytes, keyring: bool
 ) -> None:
-    address = None if host is None else Address(host, port, port)
+    address = None if host is None else Address(host, port)
     kept = Peer(name, peer(0, epoch=epoch, key=key).record, when, address)
     with tempfile.TemporaryDirectory() as folder, using(Memory()):
         directory = Path(folder) / "producer"
@@ -129,7 +129,7 @@ def test_a_name_cannot_play_with_a_terminal(name: str) -> None:
 
 @pytest.mark.parametrize("host", ["", "a b", "a\nb", "a" * 64, "a..b"])
 def test_a_host_has_the_form_of_one(host: str) -> None:
-    address = Address(host, 1, 2)
+    address = Address(host, 1)
     assert refusal(lambda: Peer("mac", peer().record, 0, address)) == "host_malformed"
 
 
@@ -412,8 +412,8 @@ def test_every_shortened_file_is_told(peers: Peers, directory: Path) -> None:
     "fields",
     [
         {"name": "\x1b[2J"},
-        {"address": {"host": "a b", "link_port": 1, "control_port": 2}},
-        {"address": {"host": "a", "link_port": 0, "control_port": 2}},
+        {"address": {"host": "a b", "port": 1}},
+        {"address": {"host": "a", "port": 0}},
         {"version": 2},
         {"epoch": -1},
         {"extra": 1},
@@ -484,7 +484,7 @@ def test_secrets_of_one_file_do_not_open_in_another(directory: Path) -> None:
     [
         {"name": "another"},
         {"address": None},
-        {"address": {"host": "evil.example", "link_port": 7431, "control_port": 7432}},
+        {"address": {"host": "evil.example", "port": 7431}},
         {"epoch": 0},
         {"paired_at": 0},
     ],

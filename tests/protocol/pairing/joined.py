@@ -73,6 +73,7 @@ def producer(
     seen: bytes = DECODER.certificate,
     entropy: Entropy | None = None,
     epoch: int = 7,
+    port: int = 7431,
     name: str = "gb10 in the rack",
 ) -> ProducerPairing:
     return ProducerPairing(
@@ -81,6 +82,7 @@ def producer(
         own=own,
         peer_certificate=seen,
         epoch=epoch,
+        port=port,
         entropy=entropy or Stream("producer"),
     )
 

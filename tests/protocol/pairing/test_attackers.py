@@ -104,10 +104,11 @@ def test_somebody_between_who_guesses_wrong_pairs_with_neither() -> None:
     refused(one, encode(PairConfirmed(mac=keys.proof("producer"))), "code_differs")
 
 
-def test_names_and_epoch_are_confirmed_too() -> None:
+def test_names_epoch_and_port_are_confirmed_too() -> None:
     for change in (
         lambda message: structs.replace(message, name="another"),
         lambda message: structs.replace(message, epoch=8),
+        lambda message: structs.replace(message, port=7432),
         lambda message: structs.replace(message, nonce=bytes(32)),
     ):
         one, other = decoder(), producer()
@@ -164,7 +165,7 @@ def test_an_own_element_that_comes_back_is_refused(letter: bytes) -> None:
     hello = decode(sent(one))
     assert isinstance(hello, PairHello)
     element = letter + hello.element[1:]
-    refused(one, encode(PairAnswer(hello.nonce, "gb10", 7, element)), "element_malformed")
+    refused(one, encode(PairAnswer(hello.nonce, "gb10", 7, 7431, element)), "element_malformed")
 
 
 def test_an_own_proof_that_comes_back_is_refused() -> None:
@@ -216,7 +217,9 @@ def test_what_is_no_element_is_refused_and_burns_the_code(letter: bytes, point: 
     assert caught.value.reason == "code_burned"
     one = decoder()
     one.start(NOW)
-    refused(one, encode(PairAnswer(bytes(32), "gb10", 7, letter + point)), "element_malformed")
+    refused(
+        one, encode(PairAnswer(bytes(32), "gb10", 7, 7431, letter + point)), "element_malformed"
+    )
 
 
 @settings(max_examples=60)

@@ -126,6 +126,7 @@ def test_each_pairing_has_a_key_of_its_own() -> None:
             own=PRODUCER,
             peer_certificate=DECODER.certificate,
             epoch=1,
+            port=7431,
         )
         keys.add(run(one, other)[0].record.key)
     assert len(keys) == 2
@@ -490,6 +491,17 @@ def test_a_certificate_that_cannot_be_kept_is_refused_at_once() -> None:
             make(seen=b"")
         assert caught.value.reason == "certificate_unusable"
     assert codes.spend(NOW).text == RIGHT
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_that_is_none_is_refused_here(port: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        producer(port=port)
+
+
+def test_both_sides_are_told_where_handoffs_are_served() -> None:
+    ours, theirs = run(decoder(), producer(port=7777))
+    assert ours.port == theirs.port == 7777
 
 
 def test_epochs_have_bounds() -> None:

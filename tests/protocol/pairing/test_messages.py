@@ -29,9 +29,10 @@ PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) not in '"\
 names = st.text(PRINTABLE, min_size=1, max_size=64).filter(lambda name: name == name.strip())
 nonces = st.binary(min_size=32, max_size=32)
 elements = st.binary(min_size=33, max_size=33)
+ports = st.integers(1, 65535)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(PairHello, st.just(1), nonces, names, st.integers(0, HIGHEST), elements),
-    st.builds(PairAnswer, nonces, names, st.integers(1, HIGHEST), elements),
+    st.builds(PairAnswer, nonces, names, st.integers(1, HIGHEST), ports, elements),
     st.builds(PairConfirm, nonces),
     st.builds(PairConfirmed, nonces),
     st.builds(PairRefused, st.from_regex(r"\A[a-z0-9_]{1,64}\Z"), st.integers(0, 86_400_000)),
@@ -80,7 +81,7 @@ def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
 
 
 HELLO = encode(PairHello(1, bytes(32), "mac", 0, bytes(33)))
-ANSWER = encode(PairAnswer(bytes(32), "gb10", 1, bytes(33)))
+ANSWER = encode(PairAnswer(bytes(32), "gb10", 1, 7431, bytes(33)))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,8 @@ ANSWER = encode(PairAnswer(bytes(32), "gb10", 1, bytes(33)))
         (HELLO.replace(b'"earlier":0', b'"earlier":0.0'), "message_malformed"),
         (HELLO.replace(b'"element":"AAAA', b'"element":"'), "message_malformed"),
         (ANSWER.replace(b'"epoch":1', b'"epoch":0'), "message_malformed"),
+        (ANSWER.replace(b'"port":7431', b'"port":0'), "message_malformed"),
+        (ANSWER.replace(b'"port":7431', b'"port":65536'), "message_malformed"),
         (b'{"type":"pair_confirm","mac":"AAAA"}', "message_malformed"),
         (b'{"type":"pair_confirm","mac":"' + b"A" * 42 + b'B="}', "message_not_canonical"),
         (
