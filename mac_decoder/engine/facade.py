@@ -7,11 +7,12 @@ arithmetic. Nothing here calls MLX, and nothing blocks the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,9 +25,18 @@ from mac_decoder.engine.rates import Average
 from mac_decoder.engine.sampling import check_vocabulary
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.engine.template import Rendered
-from mac_decoder.engine.worker import Cancel, Limits, Stop, Submit, Worker, reserved_rows
+from mac_decoder.engine.worker import (
+    AddProducer,
+    Cancel,
+    Limits,
+    Stop,
+    Submit,
+    Worker,
+    reserved_rows,
+)
 from mac_decoder.handoff.link import Link, described
 from mac_decoder.keeper import Keeper
+from mac_decoder.kv.install import Rows
 from mac_decoder.reporting import traced
 from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
 
@@ -136,10 +146,11 @@ class Engine:
         """
         self._settings = settings or EngineSettings()
         self._worker = Worker(load, self._settings, links, keeper, self._deliver, self._started)
-        self._links = links
+        self._links = tuple(links)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-mlx")
         self._text: Prompts | None = None
         self._streams: dict[int, Stream] = {}
+        self._wanted: dict[int, Future[Rows]] = {}
         self._keys = 0
         self._durations = Average()
         self._power = PowerAssertion()
@@ -197,9 +208,16 @@ class Engine:
             "open": len(self._streams),
             "open_limit": self._settings.max_active + self._settings.max_waiting,
             "power_assertion": self._power.held,
-            "links": [described(link) for link in self._links],
+            "links": [described(link) for link in self._links if link.state.name != "off"],
             **self._worker.snapshot,
         }
+
+    def add_producer(self, link: Link) -> None:
+        """Ask one more producer from here on. A closed link is ``off``, and not asked or told
+        of any more.
+        """
+        self._links = (*self._links, link)
+        self._worker.post(AddProducer(link))
 
     def cache_status(self) -> dict[str, Any]:
         """What the tiers hold and what reuse gave, in plain JSON types; takes milliseconds."""
@@ -227,6 +245,27 @@ class Engine:
         self._worker.post(Submit(self._keys, generation, time.perf_counter()))
         self._power.hold()
         return stream
+
+    async def rows(self, tokens: Sequence[int]) -> Rows:
+        """Rows and states of a prompt's cache at N-1, computed here and nowhere kept.
+
+        It waits and is computed among the others, tile by tile. Raises as :meth:`submit`, and
+        what ends a request early.
+        """
+        if not self.ready() or self._limits is None:
+            raise EngineFault("the engine is not ready", reason="engine_not_ready")
+        generation = Generation("rows", tuple(tokens), 1, lane="local", reuse=False)
+        self._check(generation, self._limits)
+        self._keys += 1
+        key, answer = self._keys, Future[Rows]()
+        self._wanted[key] = answer
+        self._worker.post(Submit(key, generation, time.perf_counter(), answer))
+        try:
+            return await asyncio.wrap_future(answer)
+        finally:
+            del self._wanted[key]
+            if answer.cancelled():
+                self._worker.post(Cancel(key))
 
     async def render(
         self,
@@ -349,3 +388,6 @@ class Engine:
         for key, stream in list(self._streams.items()):
             stream._push(Failed(error))
             self._forget(key)
+        for answer in self._wanted.values():
+            with contextlib.suppress(InvalidStateError):  # it has just come
+                answer.set_exception(error)

@@ -279,6 +279,9 @@ class Filling:
         Taken before they are. Who decodes alone goes on in the same memory: mlx does not write
         to arrays that somebody else looks at, and copies them first.
         """
+        if request.wanted is not None:
+            self._installed(request, caches)
+            return
         held_there = request.reuse.start == request.end and request.source != "remote"
         if not held_there and request.end:
             self._sequences.keep_later(request, Cut(caches, request.end, "turn"))

@@ -156,6 +156,11 @@ class Handoffs:
         """Whether the producer could be asked now."""
         return self._link.state.ready
 
+    @property
+    def off(self) -> bool:
+        """Whether its link was closed, which nothing opens again."""
+        return self._link.state.name == "off"
+
     def error(self) -> BatonError | None:
         """Why it could not; ``None`` when it can."""
         return self._link.error()

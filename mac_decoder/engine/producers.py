@@ -28,7 +28,10 @@ Fetched = Callable[[int, int, Future[Arrived]], None]
 
 
 class Producers:
-    """None, one or several; they are known by their numbers, in the order they were given."""
+    """None, one or several; they are known by their numbers, in the order they came.
+
+    One whose link is closed (``off``) keeps its number, and is not there any more.
+    """
 
     def __init__(
         self,
@@ -44,21 +47,28 @@ class Producers:
         lost: Callable[[Request, str], None],
     ) -> None:
         """See ``Handoffs``. ``failed`` is told once it is noted that this producer did."""
-        self._each = [
-            Handoffs(
-                loaded,
-                fixed_threshold,
-                link,
-                sequences,
-                partial(fetched, number),
-                progress,
-                ready=ready,
-                failed=partial(self._failed, number),
-                lost=lost,
-            )
-            for number, link in enumerate(links)
-        ]
         self._tell = failed
+        self._made = lambda number, link: Handoffs(
+            loaded,
+            fixed_threshold,
+            link,
+            sequences,
+            partial(fetched, number),
+            progress,
+            ready=ready,
+            failed=partial(self._failed, number),
+            lost=lost,
+        )
+        self._each: list[Handoffs] = []
+        for link in links:
+            self.add(link)
+
+    def add(self, link: Link) -> None:
+        """One more producer."""
+        for each in self._each:
+            if each.off and not each.held():
+                each.close()  # its thread; nothing comes to it any more
+        self._each.append(self._made(len(self._each), link))
 
     def plan(
         self, request: Request, known: Facts, local: float, now: float
@@ -69,7 +79,7 @@ class Producers:
         """
         left = self._left(request)
         if not left or (request.reuse.without and not self.another(request)):
-            away = facts.Remote(ready=False, reason=request.reuse.away) if self._each else None
+            away = facts.Remote(ready=False, reason=request.reuse.away) if self._present else None
             return None, ladder.plan(replace(known, remote=away))
         choices = [replace(known, remote=each.facts(request, local, now)) for each in left]
         best, plans = ladder.choose(choices)
@@ -85,7 +95,7 @@ class Producers:
 
     def unavailable(self, chosen: Handoffs | None, reason: str) -> BatonError:
         """Why a request that insists on a producer cannot have one."""
-        if not self._each:
+        if not self._present:
             return RequestError(
                 "this decoder has no producer", reason="no_producer", field="baton.lane"
             )
@@ -112,7 +122,7 @@ class Producers:
 
     def status(self, local: float) -> dict[str, Any]:
         """Counts over all producers, rates of the first, and each one's own, in plain types."""
-        each = [producer.status(local) for producer in self._each]
+        each = [producer.status(local) for producer in self._present]
         first = each[0] if each else {"rates": rates_of(Speeds(local)), "remote_threshold": None}
         return {
             "waiting_for_producer": sum(one["waiting_for_producer"] for one in each),
@@ -123,9 +133,15 @@ class Producers:
             "producers": each,
         }
 
+    @property
+    def _present(self) -> list[Handoffs]:
+        return [each for each in self._each if not each.off]
+
     def _left(self, request: Request) -> list[Handoffs]:
         without = request.reuse.without
-        return [each for number, each in enumerate(self._each) if number not in without]
+        return [
+            each for number, each in enumerate(self._each) if number not in without and not each.off
+        ]
 
     def _failed(self, number: int, request: Request, error: BatonError, phase: str) -> None:
         request.reuse.without.add(number)

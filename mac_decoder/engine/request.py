@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from mac_decoder.engine.cuts import Role
 from mac_decoder.engine.events import Generation, Report, Source
 from mac_decoder.engine.member import Member
 from mac_decoder.keeper import Kept, Line, Looked, Restored
+from mac_decoder.kv.install import Rows
 from mac_decoder.reuse import facts
 from mac_decoder.reuse.accounting import Served, recomputed_bytes
 from mac_decoder.reuse.facts import DeltaHandoff, FetchedTier, Plan
@@ -109,6 +111,7 @@ class Request:
 
     ``rows`` positions and ``nbytes`` bytes are reserved for it until it decodes; then its
     group counts them. ``transferred_bytes`` and ``computed_tokens`` are of its handoff.
+    ``wanted``: nothing but its rows at N-1 is, and it is in no statistics.
     """
 
     key: int
@@ -128,6 +131,7 @@ class Request:
     first_token_at: float | None = None
     reported_at: float = 0.0
     member: Member | None = None
+    wanted: Future[Rows] | None = None
 
     @property
     def end(self) -> int:

@@ -11,11 +11,12 @@ thread, and with it the process: see ``facade``.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,7 @@ from mac_decoder.engine.sequences import Sequences
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.link import Link
 from mac_decoder.keeper import Keeper, Looked, Restored, nothing
+from mac_decoder.kv.install import Rows, extract
 from protocol.errors import BatonError, CapacityError
 from protocol.layout import Layout
 
@@ -55,11 +57,15 @@ WARM_UP = 17
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request, ``submitted`` at a reading of ``time.perf_counter``."""
+    """A new request, ``submitted`` at a reading of ``time.perf_counter``.
+
+    ``rows``: it ends with its cache at N-1, whose rows and states are all that is wanted of it.
+    """
 
     key: int
     generation: Generation
     submitted: float
+    rows: Future[Rows] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,13 @@ class RestoreEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AddProducer:
+    """One more producer may be asked from here on."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Drop everything and end the thread."""
 
@@ -107,7 +120,7 @@ class Ask:
     answer: Future[None]
 
 
-Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | Ask | Stop
+Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | AddProducer | Ask | Stop
 Deliver = Callable[[list[tuple[int, Event | Report]]], None]
 """Events in order; a request's report goes before its first token, and is no event."""
 
@@ -252,9 +265,9 @@ class Worker:
 
     def _apply(self, command: Command) -> None:
         match command:
-            case Submit(key, generation, submitted):
+            case Submit(key, generation, submitted, rows):
                 looked = nothing(generation.tokens)
-                request = Request(key, generation, submitted, Reuse(looked))
+                request = Request(key, generation, submitted, Reuse(looked), wanted=rows)
                 self._requests[key] = request
                 self._waiting.append(request)
             case Cancel(key, stopped):
@@ -268,6 +281,8 @@ class Worker:
                 self._filling.restores.take(key, outcome, wanted=key in self._requests)
             case Fetched(producer, key, outcome):
                 self._filling.producers.take(producer, outcome, wanted=key in self._requests)
+            case AddProducer(link):
+                self._filling.producers.add(link)
             case Ask(answer):
                 answer.set_result(None)
             case Stop():
@@ -340,6 +355,12 @@ class Worker:
     def _begin_decode(self, request: Request, caches: list[Any]) -> None:
         """Put a cache at N-1 into a group; its boundary step is launched at once."""
         generation = request.generation
+        if request.wanted is not None:
+            found = extract(caches, self.limits.layout, request.end) if request.end else {}
+            self._drop(request, "rows")
+            with contextlib.suppress(InvalidStateError):  # whoever asked has just left
+                request.wanted.set_result(found)
+            return
         draw = Draw(generation.sampling, generation.top_logprobs, self.limits.vocabulary)
         member = Member(request.key, generation, draw, request.end, request.rows)
         request.member = member
@@ -435,12 +456,20 @@ class Worker:
     def _fail(self, request: Request, error: BatonError) -> None:
         self._groups.remove(request.key)
         self._sequences.dropped(request)
-        self._end(request, Failed(error))
+        if request.wanted is None:
+            self._end(request, Failed(error))
+            return
+        self._drop(request, error.reason)
+        with contextlib.suppress(InvalidStateError):
+            request.wanted.set_exception(error)
 
     def _end(self, request: Request, event: Finished | Failed) -> None:
-        del self._requests[request.key]
-        self._ended[event.error.reason if isinstance(event, Failed) else event.reason] += 1
         self._emit(request, event)
+        self._drop(request, event.error.reason if isinstance(event, Failed) else event.reason)
+
+    def _drop(self, request: Request, why: str) -> None:
+        del self._requests[request.key]
+        self._ended[why] += 1
         self._publish()
         self._give_back()
 

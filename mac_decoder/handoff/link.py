@@ -14,9 +14,10 @@ from protocol.errors import BatonError
 from protocol.layout import Slot
 from protocol.messages import NO_SPACE
 
-LinkName = Literal["off", "connecting", "ready", "down", "refused"]
+LinkName = Literal["off", "connecting", "qualifying", "ready", "unfit", "down", "refused"]
 """``off``: no producer configured, or closed. ``connecting``: first attempt under way.
-``ready``: proof exchanged, a PREFILL may be sent. ``down``: not reachable, being retried.
+``qualifying``, ``unfit``: connected, but not known, or known not, to compute what this decoder
+would. ``ready``: a PREFILL may be sent. ``down``: not reachable, being retried.
 ``refused``: reachable, but of another version, identity or key; retried slowly."""
 
 
@@ -185,6 +186,7 @@ def described(link: Link) -> dict[str, object]:
         "detail": state.detail,
         "attempts": state.attempts,
         "retry_in_s": round(state.retry_in_s, 1),
+        "tile": link.tile,
         "compute_tokens_per_s": round(rates.compute_tokens_per_s, 1),
         "wire_bytes_per_s": round(rates.wire_bytes_per_s),
         "round_trip_ms": round(rates.round_trip_ms, 2),

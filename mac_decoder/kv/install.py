@@ -136,9 +136,11 @@ def check_position(caches: Sequence[Any], position: int) -> None:
             )
 
 
-def extract(
-    caches: Sequence[Any], layout: Layout, position: int
-) -> dict[tuple[int, int], np.ndarray]:
+Rows = dict[tuple[int, int], np.ndarray]
+"""Rows and states in the wire's form, flat ``uint8``, by layer and role."""
+
+
+def extract(caches: Sequence[Any], layout: Layout, position: int) -> Rows:
     """All rows and states of ``caches`` at ``position`` in the wire's form, copied.
 
     As :func:`views` of all rows, which has the errors too.

@@ -19,6 +19,7 @@ from gb10_producer.throttle import Throttle
 from gb10_producer.transfers import Patience
 from gb10_producer.trust import Trust
 from protocol.deadlines import Timing
+from protocol.identity import Identity
 from protocol.layout import Layout
 from protocol.layouts_named import stand_in_identity
 from protocol.messages import Limits
@@ -53,6 +54,7 @@ def running(
     source: Prefiller,
     *,
     trust: Trust | None = None,
+    identity: Identity | None = None,
     waiting: int = 4,
     connections: int = 8,
     pool_bytes: int = 4 << 20,
@@ -67,7 +69,7 @@ def running(
     device = Device(source, pool=pool, ledger=Ledger(memory), waiting_limit=waiting)
     trust = trust or Trust(KEY)
     offer = Offer(
-        identity=stand_in_identity(source.layout),
+        identity=identity or stand_in_identity(source.layout),
         layout=source.layout,
         recipe=source.recipe,
         limits=Limits(max_tokens=1 << 14, max_credit=64, max_extra_cuts=4),

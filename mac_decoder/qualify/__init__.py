@@ -1,0 +1,1 @@
+"""Whether a producer computes what this decoder would: probes, a comparison, a verdict."""

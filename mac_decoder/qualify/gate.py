@@ -1,0 +1,134 @@
+"""A producer's link that nobody asks before it is known to compute what this decoder would."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mac_decoder.handoff.client import ProducerLink
+from mac_decoder.handoff.link import Destination, Handoff, LinkState, Rates
+from mac_decoder.qualify.verdicts import Verdict
+from protocol.errors import BatonError, TransferError
+from protocol.messages import NO_SPACE, Recipe
+
+QUALIFYING: Final = LinkState(
+    "qualifying",
+    "producer_qualifying",
+    "its rows are being compared with this decoder's own",
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a producer: ``verdict`` if there is one, ``note`` what goes on now."""
+
+    verdict: Verdict | None = None
+    note: str = ""
+
+
+class Gate:
+    """See ``link.Link``. The link as it is where no qualification is asked for."""
+
+    def __init__(self, link: ProducerLink, fingerprint: bytes | None) -> None:
+        """``fingerprint`` is that of the producer's certificate; ``None``: it needs no verdict."""
+        self.link = link
+        self.fingerprint = fingerprint
+        self.name = link.name
+        self._lock = threading.Lock()
+        self._standing = Standing()
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self.link.start()
+
+    def close(self) -> None:
+        """End running fetches, all connections and threads."""
+        self.link.close()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the producer computes; ``None`` before it was reached."""
+        ack = self.link.producer
+        return None if ack is None else ack.recipe
+
+    @property
+    def standing(self) -> Standing:
+        """What is known of it."""
+        with self._lock:
+            return self._standing
+
+    def judge(self, verdict: Verdict | None, note: str = "") -> None:
+        """From here on the link serves as ``verdict`` says. Any thread."""
+        with self._lock:
+            self._standing = Standing(verdict, note)
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands; ``ready`` only with a verdict that says so."""
+        state = self.link.state
+        if not state.ready or self.fingerprint is None:
+            return state
+        standing, recipe = self.standing, self.recipe
+        verdict = standing.verdict
+        if verdict is None or verdict.recipe != recipe:
+            return replace(QUALIFYING, detail=standing.note or QUALIFYING.detail)
+        if not verdict.fit:
+            return LinkState("unfit", "producer_unfit", unfit(verdict))
+        return state
+
+    def error(self) -> BatonError | None:
+        """Why the producer cannot be asked now; ``None`` when it can."""
+        known, state = self.link.error(), self.state
+        if known is not None or state.ready:
+            return known
+        return TransferError(state.detail, reason=state.reason)
+
+    @property
+    def tile(self) -> int:
+        """The producer's tile in tokens; 0 before it was reached."""
+        return self.link.tile
+
+    @property
+    def extra_cuts(self) -> int:
+        """How many extra cuts the producer brings with a handoff, at most."""
+        return self.link.extra_cuts
+
+    @property
+    def rates(self) -> Rates:
+        """What was measured so far."""
+        return self.link.rates
+
+    def fetch(
+        self,
+        tokens: Sequence[int],
+        shadow: Destination,
+        *,
+        request_id: str = "",
+        space: bytes = NO_SPACE,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], None] = lambda processed, total: None,
+    ) -> Handoff:
+        """See ``link.Link.fetch``; also raises ``TransferError`` (``producer_qualifying``,
+        ``producer_unfit``).
+        """
+        if (refusal := self.error()) is not None and not self.state.ready:
+            raise refusal
+        return self.link.fetch(
+            tokens,
+            shadow,
+            request_id=request_id,
+            space=space,
+            cancelled=cancelled,
+            progress=progress,
+        )
+
+
+def unfit(verdict: Verdict) -> str:
+    """Why a producer is not asked, for people."""
+    last = verdict.past[-1]
+    return (
+        f"its rows are not this decoder's: {last.where} is off by {last.worst:.2g}, the median by "
+        f"{last.median:.2g}; see `baton doctor` there, then `baton node qualify`"
+    )
