@@ -129,3 +129,64 @@ def test_the_faster_one_is_asked_and_the_other_where_it_is_busy(
             assert links[1].handoffs
 
     asyncio.run(main())
+
+
+def test_one_that_comes_later_is_asked_and_one_that_goes_is_not(
+    checkpoint: Callable[..., Path],
+) -> None:
+    path = checkpoint("llama")
+    first, second = links_for(path, 2, TOKENS)
+
+    async def main() -> None:
+        async with running(path, ALWAYS) as engine:
+            nobody = await told(engine, ask(TOKENS, 5, lane="remote"))
+            assert nobody.failed is not None
+            assert nobody.failed.error.reason == "no_producer"
+            first.name, second.name = "first", "second"
+            for link in (first, second):
+                engine.add_producer(link)
+            assert [each["name"] for each in engine.status()["links"]] == ["first", "second"]
+            await until(lambda: len(engine.status()["producers"]) == 2)
+            found = await told(engine, ask(TOKENS, 5, lane="remote"))
+            assert found.finished.report.source == "remote"
+            assert (len(first.handoffs), len(second.handoffs)) == (1, 0)
+            first.state = LinkState("off", "link_closed")
+            assert [each["name"] for each in engine.status()["links"]] == ["second"]
+            again = await told(engine, ask(TOKENS, 5, lane="remote"))
+            assert again.tokens == found.tokens
+            assert (len(first.handoffs), len(second.handoffs)) == (1, 1)
+            assert [each["name"] for each in engine.status()["producers"]] == ["second"]
+            second.state = LinkState("off", "link_closed")
+            refused = await told(engine, ask(TOKENS, 5, lane="remote"))
+            assert refused.failed is not None
+            assert refused.failed.error.reason == "no_producer"
+            alone = await told(engine, ask(TOKENS, 5))
+            assert alone.tokens == found.tokens
+            assert alone.fallbacks == []
+
+    asyncio.run(main())
+
+
+def test_a_failed_one_is_not_asked_again_where_one_comes_meanwhile(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """Numbers are the producers' own: one that goes does not pass its number on."""
+    path = checkpoint("llama")
+    gone, failing, coming = links_for(path, 3, TOKENS)
+    failing.hold, failing.corrupt = threading.Event(), True
+
+    async def main() -> None:
+        async with running(path, ALWAYS, [gone, failing]) as engine:
+            gone.state = LinkState("off", "link_closed")
+            stream = engine.submit(ask(TOKENS, 5, lane="remote"))
+            await until(lambda: len(failing.shadows) == 1)
+            engine.add_producer(coming)
+            assert failing.hold is not None
+            failing.hold.set()
+            async for _ in stream:
+                pass
+            assert stream.report is not None
+            assert stream.report.source == "remote"
+            assert (len(gone.shadows), len(failing.shadows), len(coming.handoffs)) == (0, 1, 1)
+
+    asyncio.run(main())
