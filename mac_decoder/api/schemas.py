@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -132,6 +131,8 @@ class BatonOptions(_Model):
     """Baton's own: who may prefill this prompt, and whether kept caches may serve it (and its
     own be kept).
     """
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     lane: Lane | None = None
     reuse: bool = True
@@ -379,10 +380,13 @@ def _too_many(field: str, most: int) -> RequestError:
 
 
 def ignored_parameters(request: _Request) -> list[str]:
-    """Names of top-level parameters that nothing here knows, at most 32, shortened to 64."""
+    """Names of parameters that nothing here knows, at the top or in ``baton``; at most 32,
+    shortened to 64.
+    """
     known = {*REFUSED, *_ALLOWED}
-    unknown = (name[:64] for name in request.model_extra or {} if name not in known)
-    return list(islice(unknown, 32))
+    unknown = [name[:64] for name in request.model_extra or {} if name not in known]
+    ours = request.baton.model_extra if request.baton else None
+    return [*unknown, *(f"baton.{name[:58]}" for name in ours or {})][:32]
 
 
 def _fields(model: type[BaseModel], found: set[str]) -> set[str]:

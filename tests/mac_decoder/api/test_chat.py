@@ -411,11 +411,12 @@ def test_what_has_no_bearing_is_accepted_and_what_is_unknown_is_named(
         reasoning_effort="low",
         verbosity="medium",
         max_token=7,
+        baton={"lane": "local", "lanes": "remote"},
         stream_options=None,
     )
     payload = http.post(PATH, json=body).json()
     checked_chat(payload)
-    assert sorted(payload["baton"]["ignored"]) == ["max_token", "reasoning_effort"]
+    assert sorted(payload["baton"]["ignored"]) == ["baton.lanes", "max_token", "reasoning_effort"]
 
 
 def test_template_variables_reach_the_template(http: httpx.Client, recital: Recital) -> None:
