@@ -22,6 +22,8 @@ from mac_decoder.api.keys import KeyFiles
 from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing import KEY_BYTES
+from trust.peers import Peers
+from trust.secrets import Choice, default_choice, secrets_of
 
 _MAX_KEYS_FILE_BYTES: Final = 1 << 16
 _SECRET: Final = frozenset({"key", "api_keys"})
@@ -35,7 +37,8 @@ class DecoderConfig(
 
     ``model`` is a checkpoint's directory; ``served_name`` what clients call it (its
     directory's name if ``None``). ``producers`` are ``wss://`` URLs, each with its file of
-    ``pairings`` in the same order, or one ``ws://`` URL of this machine with ``key`` (32 bytes).
+    ``pairings`` in the same order, or one ``ws://`` URL of this machine with ``key`` (32 bytes);
+    the paired ones come on top.
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
     bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
     the tile of local prefill in tokens (0: by device).
@@ -46,7 +49,8 @@ class DecoderConfig(
     ``origins`` are allowed beside this machine's own. ``api_keys`` are valid beside those that
     ``baton key`` made, and with any of them every client has to give one; ``share_caches`` lets
     keys reuse each other's caches. ``tls_cert`` and ``tls_key`` are PEM files; off loopback
-    without them a certificate of this machine's own is shown.
+    without them a certificate of this machine's own is shown. ``secrets`` says how those of the
+    paired producers are kept (see ``trust/secrets.py``).
     """
 
     model: str
@@ -75,6 +79,7 @@ class DecoderConfig(
     tls_cert: str = ""
     tls_key: str = ""
     state_dir: str = ""
+    secrets: Choice = msgspec.field(default_factory=default_choice)
     log_level: Literal["debug", "info", "warning"] = "info"
 
     def __repr__(self) -> str:
@@ -102,8 +107,12 @@ class DecoderConfig(
 
     @property
     def state_path(self) -> Path:
-        """Where generations, digests, API keys and the store key are kept."""
+        """Where generations, digests, API keys, paired producers and the store key are kept."""
         return Path(self.state_dir or user_state_dir("baton")) / "decoder"
+
+    def peers(self) -> Peers:
+        """The producers that this machine is paired with; nothing is read yet."""
+        return Peers(self.state_path, "decoder", secrets_of(self.secrets))
 
     @property
     def cache_path(self) -> Path:
@@ -121,8 +130,8 @@ def check(config: DecoderConfig) -> DecoderConfig:
 
     Raises ``ConfigError`` naming the field: ``bind_needs_keys``, ``tls_incomplete``,
     ``producer_url_invalid``, ``producer_needs_key``, ``producer_needs_tls``,
-    ``producer_repeated``, ``lane_needs_producer``, ``option_out_of_range``, and what
-    ``KeyFiles.all`` raises where API keys are needed.
+    ``producer_repeated``, ``option_out_of_range``, and what ``KeyFiles.all`` raises where API
+    keys are needed.
     """
     for name, low in (
         ("port", 0),
@@ -140,13 +149,6 @@ def check(config: DecoderConfig) -> DecoderConfig:
                 f"{name} is out of range", reason="option_out_of_range", field=name, found=value
             )
     _check_door(config)
-    if not config.producers and config.lane == "remote":
-        raise ConfigError(
-            "the lane remote needs a producer",
-            reason="lane_needs_producer",
-            field="lane",
-            hint="give --producer wss://HOST:PORT",
-        )
     for number, url in enumerate(config.producers):
         _check_producer(config, url)
         if _place(url) in map(_place, config.producers[:number]):
@@ -285,6 +287,12 @@ def parser() -> argparse.ArgumentParser:
     add("--tls-cert", default="", metavar="FILE", help="the certificate that clients are shown")
     add("--tls-key", default="", metavar="FILE", help="its private key; without: one made here")
     add("--state-dir", default="", metavar="DIR", help="where keys and such are kept")
+    add(
+        *("--secrets",),
+        choices=("keyring", "file"),
+        default=default_choice(),
+        help="where the secrets of paired producers are kept (%(default)s)",
+    )
     add("--log-level", choices=("debug", "info", "warning"), default="info")
     return made
 
@@ -347,6 +355,7 @@ def config_from(args: list[str]) -> DecoderConfig:
             tls_cert=given.tls_cert,
             tls_key=given.tls_key,
             state_dir=given.state_dir,
+            secrets=given.secrets,
             log_level=given.log_level,
         )
     )

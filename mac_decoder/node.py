@@ -1,6 +1,6 @@
 """The decoder's process: the only place where its concrete objects meet.
 
-Checkpoint, link, engine and endpoint are made here, in this order, and ended in the reverse
+Checkpoint, links, engine and endpoint are made here, in this order, and ended in the reverse
 one. Under a supervisor the listening socket and a control channel are inherited; without one
 the node opens the socket itself.
 """
@@ -34,12 +34,8 @@ from mac_decoder.custody import Custody
 from mac_decoder.engine import model
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
-from mac_decoder.handoff.client import ProducerLink
-from mac_decoder.handoff.connection import Producer
-from mac_decoder.handoff.generations import Generations
-from mac_decoder.handoff.link import Link
-from mac_decoder.handoff.trust import Trust, trust_of_file, trust_of_key
 from mac_decoder.keeper import Keeper
+from mac_decoder.nodes import Nodes
 from mac_decoder.reporting import complain, start_logging
 from mac_decoder.store.key import load_or_make
 from mac_decoder.store.limits import MIN_CAP, default_limits
@@ -51,7 +47,6 @@ from protocol.errors import (
     Cancelled,
     ConfigError,
     EngineFault,
-    TransferError,
 )
 
 log = logging.getLogger(__name__)
@@ -65,9 +60,6 @@ _STOP_S: Final = 8.0
 
 _PUBLISH_S: Final = 20.0
 """How long a stop waits for caches to be written to disk."""
-
-_FIRST_ATTEMPT_S: Final = 1.0
-"""How much later a node says that it is ready for a producer that does not answer."""
 
 _TELL_EVERY_S: Final = 2.0
 
@@ -101,18 +93,6 @@ def run(
     finally:
         if node is not None and node.last_resort is not None:
             node.last_resort.cancel()
-
-
-async def first_attempt(
-    link: Link, stopped: Callable[[], bool], patience_s: float = _FIRST_ATTEMPT_S
-) -> None:
-    """Wait until the first connection attempt has an outcome, but not for long.
-
-    A request right after ``ready`` then meets a link that is up, where there is a producer.
-    """
-    limit = time.monotonic() + patience_s
-    while link.state.name == "connecting" and time.monotonic() < limit and not stopped():
-        await asyncio.sleep(0.01)
 
 
 class _Server(uvicorn.Server):
@@ -150,31 +130,29 @@ class _Node:
             checkpoint = await asyncio.to_thread(self._read_checkpoint)
         except Cancelled:
             return EXIT_OK
-        # In a thread: another process may hold the state directory's lock for a while.
-        links = await asyncio.to_thread(self._make_links, checkpoint)
+        nodes = Nodes(self._config, checkpoint)
+        # In a thread: the keyring may ask the user, and another process hold a lock for a while.
+        await asyncio.to_thread(nodes.open)
         keeper = await asyncio.to_thread(self._make_keeper, checkpoint)
         load = partial(model.load, checkpoint)
-        engine = Engine(load, self._engine_settings(), links, keeper)
+        engine = Engine(load, self._engine_settings(), nodes.gates(), keeper)
         service = self._service(engine, checkpoint)
         context = None if self._tls is None else self._tls.context
         app = create_app(service)
         server = _Server(server_config(app, service.door, _DRAIN_S, self._custody, context))
         status = EXIT_ENGINE_FAULT
         try:
-            status = await self._serve(engine, service, server, links)
+            status = await self._serve(engine, service, server, nodes)
             return status
         finally:
-            closing = [asyncio.to_thread(link.close) for link in links]
-            await asyncio.gather(*closing)
+            await nodes.close()
             # After a fault nobody answers on the port until this process has ended.
             publish_s = _PUBLISH_S if status == EXIT_OK else 0.0
             self._cut_short(status, publish_s + _STOP_S)
             await asyncio.to_thread(self._close_keeper, keeper, publish_s)
             log.info("stopped")
 
-    async def _serve(
-        self, engine: Engine, service: Service, server: _Server, links: list[ProducerLink]
-    ) -> int:
+    async def _serve(self, engine: Engine, service: Service, server: _Server, nodes: Nodes) -> int:
         serving = asyncio.create_task(server.serve(sockets=[self._listening]))
         stopping = asyncio.create_task(self._stopping.wait())
         tasks = [serving, stopping]
@@ -188,12 +166,15 @@ class _Node:
             if not starting.done():
                 return EXIT_OK
             starting.result()
-            for link in links:
-                link.start()
-            await asyncio.gather(*(first_attempt(link, self._stopping.is_set) for link in links))
+            await nodes.start(self._stopping.is_set)
             self._tell_ready()
             tasks.append(failing := asyncio.create_task(engine.failed()))
-            await asyncio.wait([serving, stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+            tasks.append(watching := asyncio.create_task(nodes.watch(engine.add_producer)))
+            await asyncio.wait(
+                [serving, stopping, failing, watching], return_when=asyncio.FIRST_COMPLETED
+            )
+            if watching.done():
+                watching.result()  # it never ends by itself
             if failing.done():
                 log.error("engine fault (%s): stopping", failing.result().reason)
                 status = EXIT_ENGINE_FAULT
@@ -251,21 +232,6 @@ class _Node:
 
         return report
 
-    def _make_links(self, checkpoint: Checkpoint) -> list[ProducerLink]:
-        links: list[ProducerLink] = []
-        path = self._config.state_path / "generations.json"
-        for number, url in enumerate(self._config.producers):
-            trust = self._trust(number)
-            producer = Producer(url, trust, checkpoint.identity, checkpoint.layout)
-            pairing = trust.pairing
-            numbers = Generations(path, pairing.key, pairing.epoch)
-            try:
-                numbers.reserve()
-            except TransferError as error:
-                log.warning("no handoffs for now (%s): %s", error.reason, error.message)
-            links.append(ProducerLink(producer, numbers))
-        return links
-
     def _make_keeper(self, checkpoint: Checkpoint) -> Keeper:
         """The tiers. Raises ``ConfigError`` (``store_locked``, ``cache_dir_unusable``, ...)."""
         config, directory = self._config, self._config.cache_path
@@ -289,12 +255,6 @@ class _Node:
         """Publish what waits, which is the last chance to, and let go of the directory."""
         if not keeper.close(publish_s):
             log.warning("not everything could be written to disk in %.0f s", publish_s)
-
-    def _trust(self, number: int) -> Trust:
-        if self._config.pairings:
-            return trust_of_file(Path(self._config.pairings[number]))
-        assert self._config.key is not None  # config.check saw to it
-        return trust_of_key(self._config.key)
 
     def _engine_settings(self) -> EngineSettings:
         config = self._config

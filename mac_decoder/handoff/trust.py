@@ -14,8 +14,9 @@ from pathlib import Path
 
 from protocol.errors import IntegrityError
 from protocol.pairing import Pairing, PinnedCertificates
-from protocol.pairing.record import fingerprint
+from protocol.pairing.record import PairingRecord, fingerprint
 from trust.pairing_file import load_record
+from trust.peers import Address
 from trust.tls import client_context, pinned
 
 
@@ -56,6 +57,19 @@ def trust_of_file(path: Path) -> Trust:
     Raises ``ConfigError``: ``pairing_missing``, ``pairing_exposed`` (others may read it),
     ``pairing_unreadable``, ``pairing_of_other_side``.
     """
-    record = load_record(path, "decoder")
+    return trust_of_record(load_record(path, "decoder"))
+
+
+def trust_of_record(record: PairingRecord) -> Trust:
+    """Trust by the decoder's record of a pairing, with TLS.
+
+    Raises ``ConfigError`` (``pairing_unreadable``).
+    """
     context = client_context(record.certificate, record.private_key)
     return Trust(record.pairing, record.fingerprints, context)
+
+
+def url_of(address: Address) -> str:
+    """Where a paired producer is reached for handoffs; its link is called that too."""
+    host = address.host.strip("[]")
+    return f"wss://[{host}]:{address.port}" if ":" in host else f"wss://{host}:{address.port}"

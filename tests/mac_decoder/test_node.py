@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -20,11 +19,7 @@ import openai
 import psutil
 import pytest
 
-from mac_decoder.handoff.link import LinkName, LinkState
-from mac_decoder.node import first_attempt
-from protocol.checkpoint import read_checkpoint
 from tests.e2e.running import until
-from tests.mac_decoder.engine.links import CopyingLink
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
@@ -215,34 +210,3 @@ def test_a_pairing_that_others_can_read_is_told(decoder, checkpoint, tmp_path):
     path.chmod(0o644)
     args = ("--model", str(checkpoint("llama")), "--producer", "wss://127.0.0.1:1")
     refused(decoder(*args, "--port", "0", "--pairing", str(path)), "pairing_exposed")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "stop", "waited"),
-    [
-        ("ready", False, (0.1, 1.5)),
-        ("down", False, (0.1, 1.5)),
-        (None, False, (2.0, 9.0)),
-        (None, True, (0.0, 1.5)),
-    ],
-    ids=["reached", "refused", "silent", "stopped"],
-)
-def test_ready_waits_a_bounded_while_for_the_producer(
-    checkpoint: Callable[..., Path],
-    outcome: LinkName | None,
-    stop: bool,
-    waited: tuple[float, float],
-) -> None:
-    layout = read_checkpoint(checkpoint("llama")).layout
-    link = CopyingLink(layout, state=LinkState("connecting"))
-
-    async def main() -> float:
-        if outcome is not None:
-            known = LinkState(outcome)
-            asyncio.get_running_loop().call_later(0.1, setattr, link, "state", known)
-        began = time.monotonic()
-        await first_attempt(link, lambda: stop, 2.0)
-        return time.monotonic() - began
-
-    least, most = waited
-    assert least <= asyncio.run(main()) + 0.01 <= most
