@@ -84,6 +84,9 @@ REASONS: Final[dict[str, Reason]] = {
     # trust
     "epoch_differs": Reason(ConfigError, "The sides hold keys of different pairings: pair again."),
     "proof_differs": Reason(IntegrityError, "The peer does not hold the pairing key."),
+    "pairing_revoked": Reason(
+        TransferError, "The producer has forgotten this decoder, or its key was replaced."
+    ),
     # request
     "prompt_too_long": Reason(CapacityError, "More tokens than the producer's limit."),
     "cut_invalid": Reason(PeerProtocolError, "A cut, or an extra cut, lies outside the request."),
@@ -168,7 +171,13 @@ PAIRING_REASONS: Final[dict[str, Reason]] = {
 }
 """Reasons of pairing alone. They never travel in an ABORT, and none is believed there."""
 
-_EVERY: Final = REASONS | PAIRING_REASONS
+CONTROL_REASONS: Final[dict[str, Reason]] = {
+    "control_refused": Reason(TransferError, "The other side gave a reason that is not listed."),
+    "trust_not_kept": Reason(ConfigError, "The producer could not write it down: see its log."),
+}
+"""Reasons of the control channel alone; what holds for those of pairing holds for them."""
+
+_EVERY: Final = REASONS | PAIRING_REASONS | CONTROL_REASONS
 
 
 def refusal(

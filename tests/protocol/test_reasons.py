@@ -28,7 +28,7 @@ MODULES = (
 )
 SHELLS = {
     *("queue_full", "memory_exceeded", "producer_stopping", "capacity_exceeded", "cancelled"),
-    *("transfer_unknown", "transfer_expired", "transfer_committed"),
+    *("transfer_unknown", "transfer_expired", "transfer_committed", "pairing_revoked"),
 }
 """Reasons that machines do not give themselves, but carry."""
 
