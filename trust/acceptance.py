@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import ssl
 import time
 from contextlib import closing
@@ -13,10 +11,13 @@ from protocol.errors import BatonError, TransferError
 from protocol.pairing.certificates import OwnCertificate
 from protocol.pairing.code import Code
 from protocol.pairing.exchange import PATIENCE_S, DecoderPairing, Paired
+from trust.calls import call, secure
 from trust.frames import receive_frame, send_frame, send_opening
 from trust.tls import client_context
 
-_NO_ROUTE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_HINT: Final = (
+    "what listens there is no producer that pairs; check the port: pairing has one of its own"
+)
 
 
 def accept(
@@ -33,9 +34,9 @@ def accept(
     """
     context = client_context(own.certificate, own.private_key)
     deadline = time.monotonic() + PATIENCE_S
-    with closing(_connect(host, port, deadline)) as sock:
+    with closing(call(host, port, deadline, start="baton produce --pair")) as sock:
         send_opening(sock, own.certificate, deadline)
-        with closing(_secure(sock, context, deadline)) as wrapped:
+        with closing(secure(sock, context, deadline, hint=_HINT)) as wrapped:
             machine = DecoderPairing(
                 code=code,
                 name=name,
@@ -70,57 +71,3 @@ def _tell(sock: ssl.SSLSocket, messages: list[bytes]) -> None:
             send_frame(sock, message, time.monotonic() + 1.0)
     except TransferError:
         return
-
-
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise _unreachable(f"{host} has no address: {error.strerror}") from error
-    except ValueError as error:  # UnicodeError among them
-        raise _unreachable("the producer's address holds no host's name") from error
-    failure: TransferError | None = None
-    for family, kind, number, _, address in found:
-        sock = socket.socket(family, kind, number)
-        try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            sock.connect(address)
-            return sock
-        except ConnectionRefusedError:
-            failure = TransferError(
-                "nobody listens at the producer's address",
-                reason="producer_down",
-                hint="start it there with: baton produce --pair",
-            )
-        except TimeoutError:
-            failure = TransferError("the producer does not answer", reason="connect_timeout")
-        except OSError as error:
-            failure = _unreachable(f"the producer cannot be reached: {error.strerror}", error.errno)
-        sock.close()
-    raise failure or _unreachable(f"{host} has no address")
-
-
-def _secure(sock: socket.socket, context: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
-    try:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        return context.wrap_socket(sock)
-    except TimeoutError as error:
-        raise TransferError("the producer does not answer", reason="connect_timeout") from error
-    except OSError as error:
-        detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        raise TransferError(
-            "the TLS handshake failed: what listens there is no producer that pairs",
-            reason="tls_failed",
-            found=detail,
-            hint="check the port; pairing has one of its own",
-        ) from error
-
-
-def _unreachable(text: str, number: int | None = None) -> TransferError:
-    hint = None
-    if number in _NO_ROUTE:
-        hint = (
-            "check the cable and the address; on macOS, whether this program may use the local "
-            "network (System Settings, Privacy & Security)"
-        )
-    return TransferError(text, reason="producer_unreachable", hint=hint)

@@ -9,6 +9,7 @@ them. A file that cannot be used is told, and never touched.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -18,13 +19,15 @@ import msgspec
 from protocol.addresses import can_be_a_host
 from protocol.errors import ConfigError
 from protocol.messages import Bytes32, Epoch
-from protocol.pairing import length_prefixed
+from protocol.pairing import Pairing, length_prefixed
 from protocol.pairing.messages import Name, Port, require_name
 from protocol.pairing.record import Der, PairingRecord, Role, fingerprint
 from trust.places import Kind, Place
 from trust.secrets import Kept, PlainSecrets, Secrets
 
 MAX_FILE_BYTES: Final = 256 * 1024
+MIN_PREFIX: Final = 8
+"""Digits of a fingerprint that may stand for all of it."""
 
 _DOMAIN: Final = b"baton peer file 1"
 _FILE_NAME: Final = re.compile(r"[0-9a-f]{64}")
@@ -48,13 +51,16 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Peer:
     """A paired machine. ``paired_at`` is in seconds since 1970, by the clock as it was then.
 
-    Raises ``ConfigError``: ``name_malformed``, ``host_malformed``.
+    ``earlier``, at a producer: the pairing before a rotation, which the decoder may still hold
+    alone, until it has proven the newer. Raises ``ConfigError``: ``name_malformed``,
+    ``host_malformed``.
     """
 
     name: str
     record: PairingRecord
     paired_at: int
     address: Address | None = None
+    earlier: Pairing | None = None
 
     def __post_init__(self) -> None:
         require_name(self.name)
@@ -110,9 +116,18 @@ class _File(_Public, frozen=True, forbid_unknown_fields=True, tag="baton_peer"):
         return _Public(**{name: fields[name] for name in _Public.__struct_fields__})
 
 
+class _Earlier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    epoch: Epoch
+    key: Bytes32
+
+    def __repr__(self) -> str:
+        return "_Earlier()"
+
+
 class _Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Bytes32
     private_key: Der
+    earlier: _Earlier | None
 
     def __repr__(self) -> str:
         return "_Secret()"
@@ -177,6 +192,49 @@ class Peers:
         self._found()
         name = peer.fingerprint.hex()
         self._place.write(name, _encoded(name, peer, self._secrets))
+
+    def update(self, fingerprint: bytes, change: Callable[[Peer], Peer]) -> Peer | None:
+        """Keep what ``change`` makes of a peer, durably; ``None`` if there is none.
+
+        Whatever other processes do, a peer that was removed stays removed, and no change is
+        lost. Raises like :meth:`add`, and like :meth:`by_fingerprint`.
+        """
+        name = fingerprint.hex()
+        made: list[Peer] = []
+
+        def changed(raw: bytes) -> bytes:
+            made.append(change(_decoded(name, raw, self._role, self._secrets)))
+            return _encoded(name, made[0], self._secrets)
+
+        done = self._place.rewrite(name, MAX_FILE_BYTES, _FILE, changed)
+        return made[0] if done else None
+
+    def named(self, called: str) -> Peer:
+        """The peer of that name, or whose certificate's SHA-256 begins so, in hexadecimal.
+
+        Raises ``ConfigError``: ``peer_unknown``, ``peer_ambiguous``.
+        """
+        every = self._found().peers
+        found = [peer for peer in every if peer.name == called]
+        if not found and len(called) >= MIN_PREFIX:
+            found = [peer for peer in every if peer.fingerprint.hex().startswith(called.lower())]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise ConfigError(
+                "No machine of that name is paired with this one.",
+                reason="peer_unknown",
+                field="name",
+                found=ascii(called),
+                expected=", ".join(sorted({peer.name for peer in every})) or None,
+            )
+        raise ConfigError(
+            f"{len(found)} machines are called {called}.",
+            reason="peer_ambiguous",
+            field="name",
+            expected=", ".join(peer.fingerprint.hex()[:16] for peer in found),
+            hint="name the one that is meant by its fingerprint",
+        )
 
     def remove(self, fingerprint: bytes) -> bool:
         """Forget a peer, durably; ``False`` if there is none. Raises like :meth:`add`."""
@@ -243,7 +301,8 @@ def _encoded(name: str, peer: Peer, secrets: Secrets) -> bytes:
         certificate=record.certificate,
         peer_certificate=record.peer_certificate,
     )
-    secret = msgspec.json.encode(_Secret(record.key, record.private_key))
+    earlier = None if peer.earlier is None else _Earlier(peer.earlier.epoch, peer.earlier.key)
+    secret = msgspec.json.encode(_Secret(record.key, record.private_key, earlier))
     kept = secrets.protect(secret, _bound(name, public))
     file = _File(**msgspec.structs.asdict(public), secrets=kept)
     raw = msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
@@ -285,7 +344,9 @@ def _decoded(name: str, raw: bytes, role: Role, secrets: Secrets) -> Peer:
             secret.private_key,
             file.peer_certificate,
         )
-        return Peer(file.name, record, file.paired_at, file.address)
+        before = secret.earlier
+        earlier = None if before is None else Pairing(before.key, before.epoch)
+        return Peer(file.name, record, file.paired_at, file.address, earlier)
     except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
         raise _unreadable(name, "what it holds is no pairing") from error
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S: Final = 5.0
 """How long another process may hold the lock: it writes a small file."""
@@ -95,21 +95,7 @@ class Place:
         symbolic link are ``kind.unreadable`` as well.
         """
         with _usable(self.path), self._entered() as directory:
-            if directory is None:
-                return None
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            try:
-                descriptor = os.open(name, flags, dir_fd=directory)
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                raise _unreadable(self.path / name, kind, _why(error)) from error
-            try:
-                if os.fstat(descriptor).st_uid != os.geteuid():
-                    raise _unreadable(self.path / name, kind, "it belongs to another user")
-                return _contents(descriptor, self.path / name, most, kind)
-            finally:
-                os.close(descriptor)
+            return None if directory is None else self._read(directory, name, most, kind)
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace the file, durably.
@@ -125,6 +111,26 @@ class Place:
         Raises like :meth:`write`.
         """
         return self._write(name, content, replace=False)
+
+    def rewrite(
+        self, name: str, most: int, kind: Kind, change: Callable[[bytes], bytes | None]
+    ) -> bool:
+        """Replace the file by what ``change`` makes of it, durably; nobody writes in between.
+
+        ``False``, and nothing is done, if there is none, or ``change`` returns ``None``.
+        Raises like :meth:`read`, :meth:`write` and ``change``.
+        """
+        _require_name(name)
+        with self._entered() as directory:
+            if directory is None:
+                return False
+            with _durably(self.path / name), self._alone(directory):
+                found = self._read(directory, name, most, kind)
+                changed = None if found is None else change(found)
+                if changed is None:
+                    return False
+                _put(name, changed, directory)
+        return True
 
     def remove(self, name: str) -> bool:
         """Remove the file, durably; ``False`` if there is none. Raises like :meth:`write`."""
@@ -179,6 +185,21 @@ class Place:
             with _durably(self.path / _LOCK):
                 stack.enter_context(self._alone(directory))
             yield
+
+    def _read(self, directory: int, name: str, most: int, kind: Kind) -> bytes | None:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(name, flags, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(self.path / name, kind, _why(error)) from error
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise _unreadable(self.path / name, kind, "it belongs to another user")
+            return _contents(descriptor, self.path / name, most, kind)
+        finally:
+            os.close(descriptor)
 
     def _write(self, name: str, content: bytes, *, replace: bool) -> bool:
         _require_name(name)

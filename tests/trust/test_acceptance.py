@@ -68,7 +68,7 @@ def test_a_host_that_is_not_reached_says_what_macos_may_do(monkeypatch) -> None:
     def connect(sock: socket.socket, address: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")  # 65 on macOS
 
-    monkeypatch.setattr(acceptance.socket.socket, "connect", connect)
+    monkeypatch.setattr(socket.socket, "connect", connect)
     error = refusal(1)
     assert error.reason == "producer_unreachable"
     assert "local network" in (error.hint or "")

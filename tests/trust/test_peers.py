@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 
 from protocol.errors import ConfigError
+from protocol.pairing import Pairing
 from protocol.pairing.record import encode_record
 from tests.trust.keyrings import Blocking, Locked, Memory, using
 from tests.trust.machines import certificate, own, peer
@@ -109,17 +111,103 @@ def test_one_with_the_same_certificate_is_replaced(peers: Peers) -> None:
     epoch=st.integers(0, 2**53 - 1),
     key=st.binary(min_size=32, max_size=32),
     keyring=st.booleans(),
+    rotated=st.booleans(),
 )
 def test_any_peer_comes_back_as_it_was(
-    name: str, host: str | None, port: int, when: int, epoch: int, key: bytes, keyring: bool
+    name: str,
+    host: str | None,
+    port: int,
+    when: int,
+    epoch: int,
+    key: bytes,
+    keyring: bool,
+    rotated: bool,
 ) -> None:
     address = None if host is None else Address(host, port)
-    kept = Peer(name, peer(0, epoch=epoch, key=key).record, when, address)
+    earlier = Pairing(key, epoch) if rotated else None
+    kept = Peer(name, peer(0, epoch=epoch, key=key).record, when, address, earlier)
     with tempfile.TemporaryDirectory() as folder, using(Memory()):
         directory = Path(folder) / "producer"
         peers = Peers(directory, "producer", under_keyring(directory) if keyring else None)
         peers.add(kept)
         assert peers.by_fingerprint(kept.fingerprint) == kept
+
+
+def test_a_change_is_kept_and_returned(peers: Peers) -> None:
+    peers.add(peer(0, epoch=1))
+    before = peers.all().peers[0]
+    changed = peers.update(before.fingerprint, lambda found: dataclasses.replace(found, name="x"))
+    assert changed == dataclasses.replace(before, name="x")
+    assert peers.all() == Found((changed,), ())
+
+
+def test_a_peer_that_was_removed_is_not_changed(peers: Peers, directory: Path) -> None:
+    assert peers.update(b"f" * 32, lambda found: found) is None
+    assert not directory.exists()
+    peers.add(peer(0))
+    peers.remove(peer(0).fingerprint)
+    assert peers.update(peer(0).fingerprint, lambda found: found) is None
+    assert peers.all() == Found((), ())
+
+
+def test_a_change_that_fails_changes_nothing(peers: Peers) -> None:
+    kept = peer(0)
+    peers.add(kept)
+
+    def fail(found: Peer) -> Peer:
+        raise ConfigError("x", reason="made_up")
+
+    assert refusal(peers.update, kept.fingerprint, fail) == "made_up"
+    assert peers.all() == Found((kept,), ())
+
+
+COUNTING = """
+import dataclasses, sys
+from pathlib import Path
+from trust.peers import Peers
+
+peers = Peers(Path(sys.argv[1]), "producer")
+for _ in range(20):
+    assert peers.update(
+        bytes.fromhex(sys.argv[2]),
+        lambda found: dataclasses.replace(found, paired_at=found.paired_at + 1),
+    )
+"""
+
+
+def test_no_change_of_two_processes_is_lost(peers: Peers, directory: Path) -> None:
+    kept = peer(0)
+    peers.add(kept)
+    command = [sys.executable, "-c", COUNTING, str(directory), kept.fingerprint.hex()]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    (found,) = peers.all().peers
+    assert found.paired_at == kept.paired_at + 40
+
+
+def test_a_peer_is_found_by_its_name_or_fingerprint(peers: Peers) -> None:
+    mac, studio = peer(0, "mac"), peer(1, "studio")
+    for one in (mac, studio):
+        peers.add(one)
+    assert peers.named("studio") == studio
+    assert peers.named(mac.fingerprint.hex()) == mac
+    assert peers.named(mac.fingerprint.hex()[:8].upper()) == mac
+    for unknown in ("mini", mac.fingerprint.hex()[:7], "", "0" * 64):
+        assert refusal(peers.named, unknown) == "peer_unknown"
+
+
+def test_of_two_peers_of_one_name_the_fingerprint_decides(peers: Peers) -> None:
+    one, other = peer(0, "mac"), peer(1, "mac")
+    peers.add(one)
+    peers.add(other)
+    with pytest.raises(ConfigError) as caught:
+        peers.named("mac")
+    assert caught.value.reason == "peer_ambiguous"
+    prefixes = str(caught.value.expected).split(", ")
+    assert {peers.named(prefix).fingerprint for prefix in prefixes} == {
+        one.fingerprint,
+        other.fingerprint,
+    }
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65, "two\nlines", "\x1b[2J", "ä", ' "x"', "\u202e"])
