@@ -66,11 +66,13 @@ class ProducerHandoff(Machine):
         nonce: bytes,
         now: float,
         certificates: PinnedCertificates | None = None,
+        earlier: Pairing | None = None,
         timing: Timing | None = None,
     ) -> None:
         """A machine for a connection accepted at ``now``; ``nonce``: 32 fresh random bytes.
 
-        Raises ConfigError ``layout_not_carriable``.
+        ``earlier``: a pairing that this decoder may prove in the place of ``pairing``. Raises
+        ConfigError ``layout_not_carriable``.
         """
         super().__init__(timing or Timing())
         manifest.require_carriable(layout)
@@ -79,6 +81,7 @@ class ProducerHandoff(Machine):
         self._recipe = recipe
         self._limits = limits
         self._pairing = pairing
+        self._earlier = earlier
         self._nonce = nonce
         self._certificates = certificates
         self._hello = self._hello_ack = b""
@@ -105,6 +108,11 @@ class ProducerHandoff(Machine):
         if self._state == State.READY:
             return prefill_limit(self._limits.max_tokens)
         return CONTROL_BYTES
+
+    @property
+    def pairing(self) -> Pairing:
+        """Whose key the decoder has proven, or has to."""
+        return self._pairing
 
     @property
     def remaining(self) -> int:
@@ -298,6 +306,8 @@ class ProducerHandoff(Machine):
     def _on_hello(self, message: Hello, raw: bytes, now: float) -> list[Event]:
         self._go("HELLO")
         layout = self._layout.digest()
+        if self._earlier is not None and message.epoch == self._earlier.epoch:
+            self._pairing = self._earlier
         hello.require_agreement(message, self._identity, layout, self._pairing.epoch)
         self._hello = raw
         self._ack = HelloAck(

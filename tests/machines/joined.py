@@ -116,6 +116,7 @@ class Joined:
         outstanding: Outstanding | None = None,
         certificates: tuple[PinnedCertificates | None, PinnedCertificates | None] = (None, None),
         pairings: tuple[Pairing, Pairing] = (PAIRING, PAIRING),
+        earlier: Pairing | None = None,
         identities: tuple[Identity, Identity] = (IDENTITY, IDENTITY),
         layouts: tuple[Layout, Layout] | None = None,
         limits: Limits = LIMITS,
@@ -144,6 +145,7 @@ class Joined:
             nonce=nonce_of(name, "producer"),
             now=self.now,
             certificates=certificates[1],
+            earlier=earlier,
             timing=timing,
         )
         self.wires: dict[str, deque[Item]] = {TO_DECODER: deque(), TO_PRODUCER: deque()}

@@ -13,8 +13,9 @@ from protocol.errors import LocalProtocolError
 from protocol.events import Began, Progressed, Ready, Sealed
 from protocol.handoff import Outstanding, State, Timing
 from protocol.layout import Layout, extra_cuts, payload_bytes
+from protocol.pairing import Pairing
 from tests import strategies
-from tests.machines.joined import LAYOUT, TO_DECODER, TO_PRODUCER, Joined
+from tests.machines.joined import LAYOUT, PAIRING, TO_DECODER, TO_PRODUCER, Joined
 
 
 def test_the_handshake_makes_both_sides_ready() -> None:
@@ -37,6 +38,25 @@ def test_no_prompt_leaves_before_the_producer_has_proven_the_key() -> None:
     assert pair.decoder.state is State.PROOF_SENT
     with pytest.raises(LocalProtocolError):
         pair.request()
+
+
+@pytest.mark.parametrize("held", [PAIRING, Pairing(bytes(32), PAIRING.epoch + 1)])
+def test_a_decoder_may_hold_the_pairing_before_a_rotation_or_after_it(held: Pairing) -> None:
+    newer = Pairing(bytes(32), PAIRING.epoch + 1)
+    pair = Joined(pairings=(held, newer), earlier=PAIRING).connect()
+    pair.handoff()
+    assert pair.installed == [pair.expected()]
+    assert pair.committed == [1]
+    assert pair.producer.pairing == held
+
+
+def test_a_pairing_before_the_last_one_is_refused() -> None:
+    newer = Pairing(bytes(32), PAIRING.epoch + 2)
+    between = Pairing(bytes(32), PAIRING.epoch + 1)
+    pair = Joined(pairings=(PAIRING, newer), earlier=between)
+    pair.decoder.connect(pair.now)
+    pair.settle()
+    assert {error.reason for error in pair.errors.values()} == {"epoch_differs"}
 
 
 @settings(max_examples=60, deadline=None)

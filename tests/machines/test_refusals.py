@@ -867,6 +867,7 @@ SHELLS = {
     "capacity_exceeded",
     "queue_full",
     "memory_exceeded",
+    "pairing_revoked",
     "producer_stopping",
     "engine_fault",
     "transfer_unknown",
