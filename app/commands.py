@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from app import bench, cache, demo, doctor, key, model, plan, produce, serve, status
+from app import bench, cache, demo, doctor, key, model, node, plan, produce, serve, status
 from app.terminal import complain, err
 from protocol.errors import (
     EXIT_CONFIG,
@@ -63,6 +63,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 app.add_typer(key.app, name="key")
 app.add_typer(model.app, name="model")
+app.add_typer(node.app, name="node")
 app.add_typer(bench.app, name="bench")
 
 

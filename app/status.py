@@ -18,7 +18,8 @@ from protocol.errors import ConfigError, TransferError
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_PORT: Final = 8000
 
-_STATE_STYLES: Final = {"ready": "green", "refused": "bold red", "down": "yellow"}
+STATE_STYLES: Final = {"ready": "green", "refused": "bold red", "unfit": "bold red"}
+"""How a link's state looks; the others are yellow."""
 
 
 def status(
@@ -31,7 +32,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print the decoder's JSON.")] = False,
 ) -> None:
     """Show what a running decoder says about itself, its producer and its queue."""
-    found = fetch_status(url, key=None if api_keys_file is None else _first_key(api_keys_file))
+    found = fetch_status(url, key=None if api_keys_file is None else first_key(api_keys_file))
     if as_json:
         print_json(found)
         return
@@ -97,7 +98,8 @@ def base_url(address: str) -> str:
     return f"{parts.scheme}://{shown}{'' if port is None else f':{port}'}{path}"
 
 
-def _first_key(path: Path) -> str:
+def first_key(path: Path) -> str:
+    """The first API key in a file. Raises ``ConfigError`` (``api_keys_invalid``)."""
     try:
         return path.read_text().split()[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
@@ -154,7 +156,7 @@ def _producer(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _link(name: str, link: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     state = str(link.get("state"))
-    text = f"[{_STATE_STYLES.get(state, 'yellow')}]{state}[/]"
+    text = f"[{STATE_STYLES.get(state, 'yellow')}]{state}[/]"
     if link.get("reason"):
         text += f" ({link['reason']})"
     if link.get("detail"):

@@ -1,0 +1,218 @@
+"""`baton node`: the producers that this machine's decoder is paired with.
+
+A running decoder notices every change within two seconds. Caches are the decoder's own, and
+stay whatever happens to a producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from app import node_add
+from app.cache_place import StateDir
+from app.discovery import SECONDS, browse
+from app.node_decoder import Decoder, KeysFile, Url
+from app.node_figures import figures, table
+from app.node_registry import Registry, SecretsChoice, link_name, machine_name
+from app.status import DEFAULT_URL
+from app.terminal import complain, err, out, print_json
+from protocol.errors import BatonError, TransferError
+from trust.control import Control
+from trust.peers import Address, Peer
+
+app = typer.Typer(no_args_is_help=True, help="Pair producers with this machine's decoder.")
+
+Name = Annotated[str, typer.Argument(help="What the producer is called; see `baton node list`.")]
+
+NOT_RUNNING = "decoder not running"
+NOT_LINKED = "not used by this decoder"
+
+
+@app.command()
+def add(
+    target: Annotated[
+        str, typer.Argument(metavar="NAME|HOST[:PORT]", help="The producer that shows a code.")
+    ],
+    code_stdin: Annotated[
+        bool, typer.Option("--code-stdin", help="Read the code from standard input.")
+    ] = False,
+    called: Annotated[
+        str | None, typer.Option("--as", help="What to call it; else what it calls itself.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What this machine calls itself; else its host name.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_keys_file: KeysFile = None,
+    state_dir: StateDir = None,
+    secrets: SecretsChoice = None,
+) -> None:
+    """Pair with a producer that shows a code (baton produce --pair), and see that it works."""
+    registry = Registry(state_dir, secrets)
+    registry.peers.require_usable()  # before a code is spent
+    found = node_add.target_of(target)
+    code = node_add.ask_for_code(from_stdin=code_stdin)
+    peer = node_add.pair(registry, found, code, name or machine_name(), called)
+    decoder = Decoder(url, api_keys_file)
+    try:
+        _describe(peer)
+        _await_health(decoder, peer)
+    except KeyboardInterrupt:
+        err.print("it stays paired; `baton node list` shows how it is")
+        raise
+    _print_list(registry, [peer], decoder, as_json=False)
+
+
+@app.command("list")
+def list_nodes(
+    url: Url = DEFAULT_URL,
+    api_keys_file: KeysFile = None,
+    state_dir: StateDir = None,
+    secrets: SecretsChoice = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """List the paired producers: how they are, and what was measured."""
+    registry = Registry(state_dir, secrets)
+    found = registry.peers.all()
+    for fault in found.faults:
+        complain(fault.error, "baton node list")
+    peers = sorted(found.peers, key=lambda peer: peer.name)
+    if not peers and not as_json:
+        err.print("no producer is paired; `baton node add NAME` pairs one")
+        return
+    _print_list(registry, peers, Decoder(url, api_keys_file), as_json=as_json)
+
+
+@app.command()
+def remove(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None) -> None:
+    """End a pairing on both machines; what is cached of its prompts stays."""
+    registry = Registry(state_dir, secrets)
+    peer = registry.peers.named(name)
+    unheard: BatonError | None = None
+    try:
+        with Control.open(_address(peer), peer.record) as control:
+            control.unpair()
+    except BatonError as error:
+        unheard = error
+    registry.forget(peer)
+    err.print(f"{escape(peer.name)} is removed")
+    if unheard is not None:
+        err.print(
+            f"[yellow]It could not be told[/] ({escape(unheard.reason)}). Unless it has removed "
+            "this machine already, remove it there: baton produce --forget "
+            f"'{escape(machine_name())}', or as baton produce --peers calls it.",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def rotate(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None) -> None:
+    """Agree on a new key with a producer, which begins a new epoch."""
+    registry = Registry(state_dir, secrets)
+    peer = registry.peers.named(name)
+    registry.peers.require_usable()
+    with Control.open(_address(peer), peer.record) as control:
+        record = control.rotate()
+        kept = registry.peers.update(peer.fingerprint, lambda old: replace(old, record=record))
+    if kept is None:
+        err.print(f"{escape(peer.name)} was removed meanwhile")
+        raise typer.Exit(1)
+    err.print(f"{escape(peer.name)} has a new key: epoch {record.epoch}")
+
+
+@app.command()
+def qualify(
+    name: Name,
+    url: Url = DEFAULT_URL,
+    api_keys_file: KeysFile = None,
+    state_dir: StateDir = None,
+    secrets: SecretsChoice = None,
+) -> None:
+    """Compare a producer's rows with this machine's anew, and measure it."""
+    registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
+    peer = registry.peers.named(name)
+    registry.forget_verdict(peer)
+    try:
+        decoder.wait(
+            link_name(peer),
+            f"{peer.name}: compare its rows with this machine's",
+            lambda: registry.verdict(peer) is not None,
+        )
+    except TransferError as error:
+        if error.reason != "decoder_unreachable":
+            raise
+        err.print(f"{NOT_RUNNING}: it is qualified once one runs (baton serve)")
+        return
+    _print_list(registry, [peer], decoder, as_json=False)
+
+
+@app.command()
+def discover(
+    seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="How long to ask.")] = SECONDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """List the producers that answer in the local network."""
+    seen = browse(seconds)
+    if as_json:
+        print_json([asdict(one) for one in seen])
+        return
+    if not seen:
+        err.print("nobody answers; a producer that can be paired runs `baton produce --pair`")
+        return
+    shown = Table()
+    for title in ("name", "address", "model", "pairing"):
+        shown.add_column(title, overflow="fold")
+    for one in seen:
+        pairing = "open: baton node add" if one.pair else "closed"
+        model = one.model.encode("ascii", "replace").decode()
+        shown.add_row(escape(one.name), f"{one.host}:{one.port}", escape(model), pairing)
+    out.print(shown)
+
+
+def _describe(peer: Peer) -> None:
+    """Say what the producer is; that it cannot be asked yet is no failure of pairing."""
+    try:
+        node_add.describe(peer)
+    except BatonError as error:
+        err.print(f"it does not say what it serves ({escape(error.reason)})")
+
+
+def _await_health(decoder: Decoder, peer: Peer) -> None:
+    try:
+        decoder.wait(link_name(peer), f"{peer.name}: compare its rows with this machine's")
+    except TransferError as error:
+        if error.reason != "decoder_unreachable":
+            raise
+        err.print(f"{NOT_RUNNING}: it is used once one runs (baton serve --model DIR)")
+
+
+def _print_list(
+    registry: Registry, peers: Sequence[Peer], decoder: Decoder, *, as_json: bool
+) -> None:
+    links: Sequence[Mapping[str, Any]] = ()
+    without = NOT_LINKED
+    try:
+        links = decoder.links()
+    except TransferError as error:
+        without = NOT_RUNNING
+        if error.reason != "decoder_unreachable":
+            without = f"not told ({error.reason})"
+    rows = [figures(peer, registry.verdict(peer), links) for peer in peers]
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        out.print(table(rows, without))
+
+
+def _address(peer: Peer) -> Address:
+    if peer.address is None:
+        raise TransferError(
+            f"nobody wrote down where {peer.name} is", reason="node_not_found", field="name"
+        )
+    return peer.address

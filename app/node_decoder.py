@@ -1,0 +1,95 @@
+"""What a running decoder says of its producers, and waiting for what it finds out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from app.status import DEFAULT_URL, fetch_status, first_key
+from app.terminal import step
+from protocol.errors import IdentityMismatch, TransferError
+from protocol.reasons import REASONS
+
+Url = Annotated[str, typer.Option(help="Where the decoder listens: HOST:PORT or a URL.")]
+KeysFile = Annotated[
+    Path | None, typer.Option(help="The decoder's file of API keys, if it asks for one.")
+]
+
+PATIENCE_S: Final = 120.0
+"""How long a decoder may take to meet a producer and to compare rows."""
+
+_LOOK_S: Final = 0.5
+_SETTLE_S: Final = 15.0
+"""A producer that was paired a moment ago may refuse at first; it is asked again by itself."""
+_STARTING: Final = ("decoder_starting", "decoder_restarting")
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The decoder at ``url``, running or not."""
+
+    url: str = DEFAULT_URL
+    keys_file: Path | None = None
+
+    def links(self) -> Sequence[Mapping[str, Any]]:
+        """Its links to producers. Raises as ``fetch_status``."""
+        key = None if self.keys_file is None else first_key(self.keys_file)
+        engine = fetch_status(self.url, key=key).get("engine") or {}
+        return engine.get("links") or []
+
+    def wait(
+        self,
+        name: str,
+        title: str,
+        done: Callable[[], bool] = lambda: True,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Return once the link called ``name`` is ready, and ``done``.
+
+        Raises ``TransferError`` once it is certain that it will not be, or ``patience_s`` later:
+        the link's reason, ``node_not_linked`` or ``node_not_qualified``; and as :meth:`links`.
+        """
+        state: Mapping[str, Any] = {}
+        began = time.monotonic()
+        with step(title, lambda: str(state.get("detail") or "")):
+            while True:
+                state = self._link(name)
+                if state.get("state") == "ready" and done():
+                    return
+                waited = time.monotonic() - began
+                unfit = state.get("state") == "unfit" and done()
+                if unfit or _hopeless(state, waited) or waited > patience_s:
+                    raise TransferError(
+                        "the decoder does not use the producer",
+                        reason=state.get("reason") or _silent(state),
+                        found=state.get("detail") or state.get("state"),
+                        hint="see `baton node list`; the log of `baton serve` has more",
+                    )
+                time.sleep(_LOOK_S)
+
+    def _link(self, name: str) -> Mapping[str, Any]:
+        """What is said of one link; empty where nothing is (yet)."""
+        try:
+            links = self.links()
+        except TransferError as error:
+            if error.reason not in _STARTING:
+                raise
+            return {"reason": error.reason, "detail": error.message}
+        return next((link for link in links if link.get("name") == name), {})
+
+
+def _silent(link: Mapping[str, Any]) -> str:
+    """What is the matter where the decoder gives no reason."""
+    return "node_not_qualified" if link else "node_not_linked"
+
+
+def _hopeless(link: Mapping[str, Any], waited: float) -> bool:
+    """Whether a producer that refuses will go on to."""
+    known = REASONS.get(str(link.get("reason")))
+    other_model = known is not None and known.error is IdentityMismatch
+    return link.get("state") == "refused" and (other_model or waited > _SETTLE_S)

@@ -1,0 +1,102 @@
+"""What `baton node list` shows of each producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from app.node_registry import link_name
+from app.status import STATE_STYLES
+from app.terminal import human_bytes
+from mac_decoder.qualify.verdicts import Verdict
+from trust.peers import Peer
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One producer. Figures are 0 where nothing was measured, times ``None`` where nothing was.
+
+    ``state`` is the running decoder's; ``None`` where none says anything of it.
+    """
+
+    name: str
+    address: str
+    fingerprint: str
+    state: str | None
+    reason: str
+    detail: str
+    tokens_per_s: float
+    tile: int
+    link_bytes_per_s: float
+    round_trip_ms: float
+    qualified_at: int | None
+    paired_at: int
+    epoch: int
+
+
+def figures(peer: Peer, verdict: Verdict | None, links: Sequence[Mapping[str, Any]]) -> Figures:
+    """What is known of ``peer``: measured lately by the decoder, else when it was qualified."""
+    name = link_name(peer)
+    link = next((link for link in links if link.get("name") == name), {})
+    measured = verdict if verdict is not None and verdict.fit else None
+    return Figures(
+        name=peer.name,
+        address="" if peer.address is None else f"{peer.address.host}:{peer.address.port}",
+        fingerprint=peer.fingerprint.hex(),
+        state=link.get("state"),
+        reason=link.get("reason") or "",
+        detail=link.get("detail") or "",
+        tokens_per_s=link.get("compute_tokens_per_s") or (measured.tokens_per_s if measured else 0),
+        tile=link.get("tile") or (measured.recipe.tile if measured else 0),
+        link_bytes_per_s=link.get("wire_bytes_per_s")
+        or (measured.link_bytes_per_s if measured else 0),
+        round_trip_ms=link.get("round_trip_ms") or (measured.round_trip_ms if measured else 0),
+        qualified_at=None if measured is None else measured.at,
+        paired_at=peer.paired_at,
+        epoch=peer.record.epoch,
+    )
+
+
+def table(rows: Iterable[Figures], without_state: str) -> Table:
+    """A few lines for each; ``without_state`` is told where no decoder says anything."""
+    made = Table.grid(padding=(0, 2))
+    for row in rows:
+        lines = [f"{escape(row.address)}  {_state(row, without_state)}"]
+        if measured := ", ".join(_measured(row)):
+            lines.append(measured)
+        qualified = "never" if row.qualified_at is None else _when(row.qualified_at)
+        lines.append(
+            f"[dim]qualified {qualified}, paired {_when(row.paired_at)}, epoch {row.epoch}[/]"
+        )
+        made.add_row(f"[bold]{escape(row.name)}[/]", "\n".join(lines))
+    return made
+
+
+def _measured(row: Figures) -> Iterator[str]:
+    if row.tokens_per_s:
+        yield f"{row.tokens_per_s:,.0f} tokens/s"
+    if row.tile:
+        yield f"tiles of {row.tile}"
+    if row.link_bytes_per_s:
+        yield f"link {human_bytes(row.link_bytes_per_s)}/s"
+    if row.round_trip_ms:
+        yield f"round trip {row.round_trip_ms:.1f} ms"
+
+
+def _state(row: Figures, without: str) -> str:
+    if row.state is None:
+        return escape(without)
+    text = f"[{STATE_STYLES.get(row.state, 'yellow')}]{escape(row.state)}[/]"
+    if row.state == "ready":
+        return text
+    text += f" ({escape(row.reason)})" if row.reason else ""
+    return f"{text}: {escape(row.detail)}" if row.detail else text
+
+
+def _when(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M}"
