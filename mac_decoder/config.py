@@ -39,6 +39,7 @@ class DecoderConfig(
     directory's name if ``None``). ``producers`` are ``wss://`` URLs, each with its file of
     ``pairings`` in the same order, or one ``ws://`` URL of this machine with ``key`` (32 bytes);
     the paired ones come on top.
+    ``qualify_every_h`` is how many hours a comparison of a paired producer's rows is good for.
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
     bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
     the tile of local prefill in tokens (0: by device).
@@ -60,6 +61,7 @@ class DecoderConfig(
     producers: tuple[str, ...] = ()
     key: bytes | None = None
     pairings: tuple[str, ...] = ()
+    qualify_every_h: float = 24.0
     lane: Literal["auto", "local", "remote"] = "auto"
     remote_threshold: int | None = None
     max_concurrent: int = 16
@@ -141,6 +143,7 @@ def check(config: DecoderConfig) -> DecoderConfig:
         ("cache_bytes", 0),
         ("ram_max", 0),
         ("remote_threshold", 1),
+        ("qualify_every_h", 0),
         ("default_max_tokens", 1),
     ):
         value = getattr(config, name)
@@ -267,6 +270,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"the decoder's half of its pairing; {once}, in the same order",
     )
     add("--key-fd", type=int, metavar="N", help="read a 32-byte pairing key from this pipe")
+    add(
+        *("--qualify-every",),
+        type=float,
+        default=24.0,
+        metavar="HOURS",
+        help="compare a paired producer's rows with this machine's, 0 for never (%(default)s)",
+    )
     add("--lane", choices=("auto", "local", "remote"), default="auto", help="who may prefill")
     add("--remote-threshold", type=int, metavar="N", help="ask the producer from N tokens on")
     add("--max-concurrent", type=int, default=16, metavar="N", help="requests worked on at once")
@@ -336,6 +346,7 @@ def config_from(args: list[str]) -> DecoderConfig:
             producers=tuple(given.producer),
             key=key,
             pairings=tuple(given.pairing),
+            qualify_every_h=given.qualify_every,
             lane=given.lane,
             remote_threshold=given.remote_threshold,
             max_concurrent=given.max_concurrent,

@@ -36,6 +36,8 @@ from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.keeper import Keeper
 from mac_decoder.nodes import Nodes
+from mac_decoder.qualify.qualifier import Qualifier, Subject
+from mac_decoder.qualify.verdicts import Verdicts
 from mac_decoder.reporting import complain, start_logging
 from mac_decoder.store.key import load_or_make
 from mac_decoder.store.limits import MIN_CAP, default_limits
@@ -169,12 +171,17 @@ class _Node:
             await nodes.start(self._stopping.is_set)
             self._tell_ready()
             tasks.append(failing := asyncio.create_task(engine.failed()))
-            tasks.append(watching := asyncio.create_task(nodes.watch(engine.add_producer)))
+            endless = [
+                asyncio.create_task(nodes.watch(engine.add_producer)),
+                asyncio.create_task(self._qualifier(engine, nodes).run()),
+            ]
+            tasks += endless
             await asyncio.wait(
-                [serving, stopping, failing, watching], return_when=asyncio.FIRST_COMPLETED
+                [serving, stopping, failing, *endless], return_when=asyncio.FIRST_COMPLETED
             )
-            if watching.done():
-                watching.result()  # it never ends by itself
+            for task in endless:
+                if task.done():
+                    task.result()  # it never ends by itself
             if failing.done():
                 log.error("engine fault (%s): stopping", failing.result().reason)
                 status = EXIT_ENGINE_FAULT
@@ -231,6 +238,18 @@ class _Node:
                 log.info("reading the weights' digests: %d %%", 100 * done // total)
 
         return report
+
+    def _qualifier(self, engine: Engine, nodes: Nodes) -> Qualifier:
+        loaded = engine.loaded
+        known = loaded.checkpoint
+        subject = Subject(known.identity, loaded.layout, loaded.vocabulary, known.max_context)
+        return Qualifier(
+            engine,
+            subject,
+            nodes.gates,
+            Verdicts(self._config.state_path),
+            every_s=self._config.qualify_every_h * 3600.0,
+        )
 
     def _make_keeper(self, checkpoint: Checkpoint) -> Keeper:
         """The tiers. Raises ``ConfigError`` (``store_locked``, ``cache_dir_unusable``, ...)."""

@@ -84,7 +84,9 @@ class Nodes:
             else:
                 assert config.key is not None  # config.check saw to it
                 trust = trust_of_key(config.key)
-            self._given += (self._gate(url, trust, None),)
+            # Who has no certificate is on this machine, and was started with this decoder.
+            shown = trust.certificates.producer if trust.certificates else None
+            self._given += (self._gate(url, trust, shown),)
         self._follow(lambda gate: None)
         if config.lane == "remote" and not self.gates():
             raise ConfigError(

@@ -39,6 +39,7 @@ _THREADS: Final = 2 * GUESTS
 _BACKLOG: Final = 1024
 """Where a burst of connections fills it, the next one has to wait a second and more."""
 _FAREWELL_S: Final = 1.0
+_GOING_S: Final = 0.5
 
 
 @dataclass(eq=False)
@@ -95,7 +96,7 @@ class Invitation:
         self._paired = paired
         self._patience_s = patience_s
         self._codes = Codes()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._guests: list[_Guest] = []
         self._refused: Counter[str] = Counter()
         self._stop, self._stopped = socket.socketpair()
@@ -188,9 +189,10 @@ class Invitation:
 
     def _has_room(self) -> bool:
         """Whether there is room for one more; somebody may have been sent away for it."""
-        present = [guest for guest in self._guests if not guest.leaving]
-        if len(self._guests) >= _THREADS:
+        # Those that were sent away take a moment to go, longer on a busy machine.
+        if not self._lock.wait_for(lambda: len(self._guests) < _THREADS, _GOING_S):
             return False
+        present = [guest for guest in self._guests if not guest.leaving]
         if len(present) < GUESTS:
             return True
         leaving = _who_leaves(present)
@@ -212,6 +214,7 @@ class Invitation:
             with self._lock:
                 self._guests.remove(guest)
                 guest.handle.close()
+                self._lock.notify_all()
 
     def _receive(self, guest: _Guest) -> None:
         deadline = time.monotonic() + self._patience_s

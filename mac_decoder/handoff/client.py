@@ -124,6 +124,11 @@ class ProducerLink:
         return ack.limits.max_extra_cuts if ack is not None else 0
 
     @property
+    def qualified(self) -> None:
+        """Nothing: whoever qualifies producers stands before this link."""
+        return None
+
+    @property
     def rates(self) -> Rates:
         """What was measured so far."""
         with self._lock:

@@ -147,6 +147,11 @@ class Link(Protocol):
         """How many extra cuts the producer brings with a handoff, at most."""
         ...
 
+    @property
+    def qualified(self) -> Mapping[str, object] | None:
+        """What its qualification found last, in plain types; ``None``: there was none."""
+        ...
+
     def error(self) -> BatonError | None:
         """Why the producer cannot be asked now; ``None`` when it can."""
         ...
@@ -193,4 +198,5 @@ def described(link: Link) -> dict[str, object]:
         "handoffs": rates.handoffs,
         "resumed": rates.resumed,
         "failures": dict(rates.failures),
+        "qualified": link.qualified,
     }

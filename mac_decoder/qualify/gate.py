@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from mac_decoder.handoff.client import ProducerLink
 from mac_decoder.handoff.link import Destination, Handoff, LinkState, Rates
 from mac_decoder.qualify.verdicts import Verdict
@@ -96,9 +98,22 @@ class Gate:
         return self.link.extra_cuts
 
     @property
+    def qualified(self) -> dict[str, object] | None:
+        """The latest comparison: when (seconds since 1970), whether fit, how far apart."""
+        verdict = self.standing.verdict
+        return None if verdict is None else msgspec.structs.asdict(verdict.past[-1])
+
+    @property
     def rates(self) -> Rates:
-        """What was measured so far."""
-        return self.link.rates
+        """What was measured: since the connection was made, or else when it was qualified."""
+        rates, verdict = self.link.rates, self.standing.verdict
+        if rates.handoffs or verdict is None:
+            return rates
+        return replace(
+            rates,
+            compute_tokens_per_s=verdict.tokens_per_s,
+            wire_bytes_per_s=verdict.link_bytes_per_s,
+        )
 
     def fetch(
         self,

@@ -19,7 +19,7 @@ from mac_decoder.qualify.gate import Gate, unfit
 from mac_decoder.qualify.probes import Probe, probes
 from mac_decoder.qualify.received import Received
 from mac_decoder.qualify.verdicts import MOST_PAST, Past, Verdict, Verdicts
-from protocol.errors import BatonError
+from protocol.errors import BatonError, ConfigError
 from protocol.identity import Identity
 from protocol.layout import Layout
 from protocol.messages import Recipe
@@ -71,6 +71,8 @@ class Qualifier:
         self._every_s = every_s
         self._now = now
         self._not_before: dict[bytes, float] = {}
+        self._unwritten: set[bytes] = set()
+        """Producers whose verdict could not be written down."""
 
     async def run(self) -> None:
         """Look after the gates until cancelled."""
@@ -86,6 +88,8 @@ class Qualifier:
             return
         try:
             known = await asyncio.to_thread(self._verdicts.of, fingerprint)
+            if known is None and fingerprint in self._unwritten:
+                known = gate.standing.verdict
             if known is not None and not known.holds_for(self._digest, recipe):
                 known = None
             if known is None or known != gate.standing.verdict:
@@ -132,13 +136,18 @@ class Qualifier:
             link_bytes_per_s=rates.wire_bytes_per_s,
             round_trip_ms=rates.round_trip_ms,
         )
-        # Out of the way first: what cannot be written down counts all the same.
-        gate.judge(verdict)
         if fit:
             log.info("producer %s is qualified in %.1f s", gate.name, time.monotonic() - began)
         else:
             log.error("producer %s is taken out: %s", gate.name, unfit(verdict))
-        await asyncio.to_thread(self._verdicts.put, fingerprint, verdict)
+        try:
+            await asyncio.to_thread(self._verdicts.put, fingerprint, verdict)
+            self._unwritten.discard(fingerprint)
+        except ConfigError as error:
+            # It counts all the same, until this process ends.
+            self._unwritten.add(fingerprint)
+            log.warning("the verdict on %s cannot be kept (%s)", gate.name, error.reason)
+        gate.judge(verdict)
 
     async def _compared(self, gate: Gate, prompt: Probe) -> Distance:
         expected = await self._engine.rows(prompt)

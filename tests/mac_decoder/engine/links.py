@@ -63,6 +63,7 @@ class CopyingLink:
     layout: Layout
     tile: int = 64
     extra_cuts: int = 0
+    qualified: None = None
     name: str = "copies"
     state: LinkState = field(default_factory=lambda: LinkState("ready"))
     rates: Rates = field(default_factory=Rates)

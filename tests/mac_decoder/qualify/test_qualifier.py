@@ -17,7 +17,7 @@ from mac_decoder.qualify.qualifier import DAY_S, Qualifier, Subject
 from mac_decoder.qualify.verdicts import Verdict, Verdicts
 from protocol.architectures import text_config
 from protocol.checkpoint import Checkpoint, read_checkpoint
-from protocol.errors import BatonError
+from protocol.errors import BatonError, ConfigError
 from tests import crossing
 from tests.gb10_producer.producer import wait_until
 from tests.mac_decoder.engine.drive import ask, prompt, running, told
@@ -222,6 +222,38 @@ def test_a_lost_producer_is_no_unfit_one(
 
     with gated(known, prefiller_of(path), tmp_path) as gate:
         asyncio.run(main(gate))
+
+
+def test_a_verdict_that_cannot_be_kept_counts_until_the_end(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("llama")
+    known, verdicts, fetches = read_checkpoint(path), Verdicts(tmp_path), [0]
+    (tmp_path / "qualified").mkdir(mode=0o700)
+    put = verdicts.put
+
+    def full(fingerprint: bytes, verdict: Verdict) -> None:
+        fetches[0] += 1
+        raise ConfigError("no room", reason="trust_not_durable")
+
+    async def main(gate: Gate) -> None:
+        async with running(path, SETTINGS, gate) as engine:
+            monkeypatch.setattr(verdicts, "put", full)
+            monkeypatch.setattr("mac_decoder.qualify.qualifier._LOOK_S", 0.01)
+            qualifier = Qualifier(engine, subject(known), lambda: [gate], verdicts)
+            task = asyncio.create_task(qualifier.run())
+            async with asyncio.timeout(60):
+                while not gate.state.ready:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            assert gate.state.ready
+            assert fetches == [1]
+            monkeypatch.setattr(verdicts, "put", put)
+            task.cancel()
+
+    with gated(known, prefiller_of(path), tmp_path) as gate:
+        asyncio.run(main(gate))
+    assert verdicts.of(FINGERPRINT) is None
 
 
 def test_a_producer_without_a_certificate_needs_no_verdict(
