@@ -65,7 +65,7 @@ class Nodes:
         self._current = False
         """Whether the links are those of the registry as it was last looked at."""
         self._not_before = 0.0
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
 
     def gates(self) -> Sequence[Gate]:
         """The links as they are now; none of them is closed. Any thread."""
@@ -156,6 +156,7 @@ class Nodes:
                 self._paired[peer.fingerprint] = _Paired(peer, gate)
                 begin(gate)
         self._current = True
+        self._told = {name: reason for name, reason in self._told.items() if name in faults}
 
     def _gate_of(self, peer: Peer) -> Gate | None:
         """A link to a peer, if one can be made."""
@@ -181,9 +182,9 @@ class Nodes:
         return Gate(ProducerLink(producer, numbers), fingerprint)
 
     def _tell(self, name: str, reason: str, message: str) -> None:
-        """Log what is wrong with a peer's file, or with all of them, once."""
-        if f"{name} {reason}" not in self._told:
-            self._told.add(f"{name} {reason}")
+        """Log what is wrong with a peer's file, or with all of them, once while it lasts."""
+        if self._told.get(name) != reason:
+            self._told[name] = reason
             log.warning("peer %s not used (%s): %s", name[:16] or "registry", reason, message)
 
 
