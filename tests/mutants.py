@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("protocol", "mac_decoder", "gb10_producer", "app", "tests", "conftest.py")
+COPIED = ("protocol", "trust", "mac_decoder", "gb10_producer", "app", "tests", "conftest.py")
 ENGINE = "tests/mac_decoder/engine/test_reuse.py"
 MACHINES = "tests/machines/test_resume.py"
 RESUMED = "tests/e2e/test_resume.py"
 TRANSFERS = "tests/gb10_producer/test_transfers.py"
 PREFIXES = "tests/gb10_producer/test_prefix_cache.py"
+EXTRA = "tests/e2e/test_extra_cuts.py"
+QUALIFIED = "tests/mac_decoder/qualify/test_qualifier.py"
 
 
 class Mutant(NamedTuple):
@@ -216,7 +218,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows are kept until they arrived",
-        "gb10_producer/connection.py",
+        "gb10_producer/serving.py",
         "transfer.ticket.reader.sent_to(serving.passing.popleft()[1])",
         "transfer.ticket.reader.pass_to(serving.passing.popleft()[1])",
         (RESUMED, "-k", "twice_in_one"),
@@ -227,6 +229,76 @@ MUTANTS = (
         "else self._seed + self._space",
         "else self._seed",
         (PREFIXES, "-k", "another_space"),
+    ),
+    Mutant(
+        "an extra cut lies in the last tile",
+        "protocol/layout.py",
+        "lowest = max(cut + 1, (end - 1) // tile * tile, ",
+        "lowest = max(cut + 1, ",
+        ("tests/protocol/test_layout.py",),
+    ),
+    Mutant(
+        "an extra cut lies within the windows",
+        "protocol/layout.py",
+        "end - min(windows, default=end))",
+        "0)",
+        ("tests/protocol/test_layout.py",),
+    ),
+    Mutant(
+        "an extra cut ends a tile",
+        "protocol/layout.py",
+        "last = min((stop for stop in extra if first < stop < grid), default=grid)",
+        "last = grid",
+        ("tests/gb10_producer/test_prefill.py", "-k", "extra_cut"),
+    ),
+    Mutant(
+        "a tile that an extra cut divides is not taken from what is kept",
+        "gb10_producer/prefill.py",
+        "self._prefixes.find(tokens, extra[0] if extra else end)",
+        "self._prefixes.find(tokens, end)",
+        (PREFIXES, "-k", "extra_cuts"),
+    ),
+    Mutant(
+        "the windows of an extra cut are its own",
+        "mac_decoder/kv/install.py",
+        "_cut_off(rows, shadow.end - stop, count)",
+        "_cut_off(rows, 0, count)",
+        (EXTRA, "-k", "muse_glimmer"),
+    ),
+    Mutant(
+        "the states of an extra cut are its own",
+        "mac_decoder/kv/shadow.py",
+        "at = slot.last if slot.role >= STATE else self.end",
+        "at = self.end",
+        (EXTRA, "-k", "lfm2"),
+    ),
+    Mutant(
+        "held windows reach back to an extra cut",
+        "mac_decoder/engine/handoffs.py",
+        "not supplies_delta(layout, delta.held, start, found[0])",
+        "False",
+        (EXTRA, "-k", "held_window"),
+    ),
+    Mutant(
+        "an extra cut's rows were computed up to it",
+        "protocol/manifest.py",
+        "if part.first < extra < part.last and extra % part.recipe.tile:",
+        "if False:",
+        ("tests/protocol/test_manifest.py",),
+    ),
+    Mutant(
+        "nobody asks a producer without a verdict",
+        "mac_decoder/qualify/gate.py",
+        "if verdict is None or verdict.recipe != recipe:",
+        "if verdict is not None and verdict.recipe != recipe:",
+        (QUALIFIED, "-k", "honest and llama"),
+    ),
+    Mutant(
+        "rows that differ make a producer unfit",
+        "mac_decoder/qualify/compare.py",
+        "return self.worst <= bound.worst and self.median <= bound.median",
+        "return True",
+        (QUALIFIED, "-k", "computes_something_else and float32"),
     ),
 )
 
