@@ -1,139 +1,204 @@
-"""`baton doctor`: what this machine has, what Baton needs, and what is missing."""
+"""`baton doctor`: what this machine and its producers have, and what to do about the rest."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import shutil
-import socket
-import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
+from urllib.parse import urlsplit
 
-import psutil
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from app.demo_model import cache_root
-from app.terminal import human_bytes, out, print_json
-from protocol.errors import BatonError
-from protocol.halves import Half, install_command, missing
+from app import doctor_facts as facts
+from app import doctor_findings as findings
+from app import doctor_links as links
+from app import doctor_network as network
+from app.cache_place import CacheDir, StateDir
+from app.doctor_findings import Finding, Verdict
+from app.service import Installed, Side
+from app.service_arguments import value_of
+from app.status import DEFAULT_PORT, base_url, first_key
+from app.terminal import out, print_json, step
+from mac_decoder.config import DecoderConfig
+from protocol.addresses import is_loopback
+from trust.secrets import Choice, default_choice
 
-Verdict = Literal["ok", "note", "problem"]
 MARKS: dict[Verdict, str] = {
     "ok": "[green]ok[/]",
-    "note": "[yellow]note[/]",
-    "problem": "[red]problem[/]",
+    "remark": "[yellow]remark[/]",
+    "wrong": "[bold red]wrong[/]",
 }
-
-LOW_DISK_BYTES = 5_000_000_000
-PACKAGES = ("baton-llm", "mlx", "mlx-lm", "torch", "transformers", "websockets", "msgspec")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; ``what_to_do`` is empty unless the verdict is a problem."""
+class Asked:
+    """What is to be looked at."""
 
-    subject: str
-    verdict: Verdict
-    found: str
-    what_to_do: str = ""
+    model: Path | None = None
+    port: int | None = None
+    url: str = ""
+    key: str | None = None
+    state_dir: Path | None = None
+    cache_dir: Path | None = None
+    secrets: Choice | None = None
+    producers: tuple[str, ...] = ()
 
 
 def doctor(
     model: Annotated[Path | None, typer.Option(help="A checkpoint to look at.")] = None,
-    port: Annotated[int, typer.Option(help="The port that the decoder would use.")] = 8000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    port: Annotated[
+        int | None, typer.Option(help="The decoder's port: the service's, or 8000.")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="A running decoder: HOST:PORT or a URL; this machine's if none.")
+    ] = "",
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="The decoder's file of API keys, if it asks for one.")
+    ] = None,
+    producer: Annotated[
+        list[str] | None,
+        typer.Option(help="A producer beside those that are paired: HOST or HOST:PORT."),
+    ] = None,
+    state_dir: StateDir = None,
+    cache_dir: CacheDir = None,
+    secrets: Annotated[
+        Choice | None,
+        typer.Option(help="How secrets are kept, as `baton serve` has it.", show_default=False),
+    ] = None,
+    exact: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL_DIR", help="Compare torch and MLX on this checkpoint, and report."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the report of --exact goes, instead of here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check versions, halves, memory, disk, port and, with --model, the checkpoint's identity."""
-    findings = list(examine(model, port))
+    """Look at this machine, its decoder and its producers, and say what to do about each finding.
+
+    Ends with status 1 if anything is wrong.
+    """
+    if output is not None and exact is None:
+        raise typer.BadParameter("--output goes with --exact")
+    if exact is not None:
+        from app.doctor_exact import report
+
+        return report(exact, output, as_json=as_json)
+    key = None if api_keys_file is None else first_key(api_keys_file)
+    asked = Asked(model, port, url, key, state_dir, cache_dir, secrets, tuple(producer or ()))
+    with step("look at this machine and its producers"):
+        found = list(examine(asked))
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in found])
     else:
-        table = Table()
-        for title in ("", "verdict", "found", "what to do"):
-            table.add_column(title, overflow="fold")
-        for finding in findings:
-            table.add_row(
-                finding.subject, MARKS[finding.verdict], finding.found, finding.what_to_do
-            )
-        out.print(table)
-    if any(finding.verdict == "problem" for finding in findings):
+        out.print(_table(found))
+    if any(finding.verdict == "wrong" for finding in found):
         raise typer.Exit(1)
 
 
-def examine(model: Path | None, port: int) -> Iterator[Finding]:
+def examine(asked: Asked) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which it is shown."""
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    for name in PACKAGES:
-        yield _package(name)
-    yield from _halves()
-    memory = psutil.virtual_memory()
-    yield Finding(
-        "memory", "ok", f"{human_bytes(memory.available)} of {human_bytes(memory.total)} available"
+    system = facts.system()
+    lacking = facts.sides()
+    able: list[Side] = [side for side, modules in lacking.items() if not modules]
+    services: dict[Side, Installed | None] = {side: facts.service(side) for side in able}
+    asked = _as_installed(asked, services.get("decoder"))
+    config = DecoderConfig(
+        model="", state_dir=str(asked.state_dir or ""), cache_dir=str(asked.cache_dir or "")
     )
-    yield _disk()
-    yield _port(port)
+    model = None if asked.model is None else facts.model(asked.model)
+    yield findings.python(system)
+    for package in facts.packages(able):
+        yield findings.package(package)
+    yield findings.sides(lacking)
+    devices: list[facts.Device] = []
+    if "decoder" in able:
+        devices.append(facts.device("mlx"))
+        yield findings.decoders_device(devices[-1], system)
+    if "producer" in able:
+        devices.append(facts.device("torch"))
+        yield findings.producers_device(devices[-1], system)
+    yield findings.memory(facts.memory(), devices, model)
     if model is not None:
-        yield from _checkpoint(model, memory.available)
+        yield from findings.model(model)
+    yield findings.disk(facts.disk(config.cache_path))
+    yield from findings.directories(facts.directories(facts.private_directories(config)))
+    registries: dict[Side, facts.Registry] = {
+        side: facts.registry(
+            side, config.state_path.parent / side, asked.secrets or default_choice()
+        )
+        for side in able
+    }
+    for registry in registries.values():
+        yield from findings.secrets(registry, facts.keyring_usable())
+    for side, service in services.items():
+        yield from findings.service(side, service)
+    targets = network.targets(registries.get("decoder"), services.get("decoder"), asked.producers)
+    yield from _connected(asked, system, services, targets, model)
 
 
-def _package(name: str) -> Finding:
-    try:
-        return Finding(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "note", "not installed")
+def _connected(
+    asked: Asked,
+    system: facts.System,
+    services: Mapping[Side, Installed | None],
+    targets: Sequence[network.Target],
+    model: facts.Model | None,
+) -> Iterator[Finding]:
+    """What listens here, and what can be reached."""
+    decoders = asked.port or DEFAULT_PORT
+    ports = [facts.port(decoders, "the decoder")] if "decoder" in services else []
+    baton_listens = any(port.is_baton for port in ports)
+    if "producer" in services:
+        handoffs = _option("--port", services["producer"]) or facts.LINK_PORT
+        ports.append(facts.port(int(handoffs), "handoffs"))
+        ports.append(facts.port(facts.PAIRING_PORT, "pairing"))
+    for port in ports:
+        yield findings.port(port)
+    yield links.firewall(network.firewalls(system), "producer" in services)
+    url = asked.url or f"127.0.0.1:{decoders}"
+    running = facts.running(url, asked.key)
+    yield findings.running(running, baton_listens and not asked.url)
+    elsewhere = not is_loopback(urlsplit(base_url(url)).hostname or "")
+    yield findings.clock(facts.clock(running, elsewhere=elsewhere))
+    if not targets:
+        for cable in network.cables(system):
+            yield from links.interface(cable, "network")
+    for target in targets:
+        reached = network.reach(target, system)
+        yield from links.producer(reached, system, running, model, facts.baton_version())
+    known = {target.url for target in targets}
+    for link in running.links:
+        if link.get("name") not in known:
+            yield links.linked(link, f"producer {link.get('name')}", system, reachable=False)
 
 
-def _halves() -> Iterator[Finding]:
-    """Which of the two sides this machine can run."""
-    sides: tuple[Half, ...] = ("decoder", "producer")
-    able = [name for name in sides if not missing(name)]
-    if able:
-        yield Finding("can run", "ok", " and ".join(able))
-    else:
-        yield Finding("can run", "problem", "neither side", install_command("decoder"))
-
-
-def _disk() -> Finding:
-    place = cache_root(None)
-    existing = next(path for path in (place, *place.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < LOW_DISK_BYTES:
-        return Finding("disk", "problem", f"{human_bytes(free)} free", "free some space")
-    return Finding("disk", "ok", f"{human_bytes(free)} free for {place}")
-
-
-def _port(port: int) -> Finding:
-    with socket.socket() as probe:
-        if sys.platform != "win32":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return Finding(
-                f"port {port}", "note", "taken", "fine if a decoder runs; else choose --port"
-            )
-    return Finding(f"port {port}", "ok", "free")
-
-
-def _checkpoint(model: Path, available: int) -> Iterator[Finding]:
-    """Whether the checkpoint is whole, can be carried over, and fits; and what it is."""
-    from protocol.checkpoint import read_checkpoint
-
-    try:
-        checkpoint = read_checkpoint(model)
-    except BatonError as error:
-        yield Finding("model", "problem", error.message, error.hint or error.reason)
-        return
-    yield Finding("model", "ok", f"{checkpoint.config['model_type']}, {checkpoint.dtype} cache")
-    fits = checkpoint.nbytes < available
-    yield Finding(
-        "model fits",
-        "ok" if fits else "problem",
-        f"{human_bytes(checkpoint.nbytes)} of weights",
-        "" if fits else "close other programs, or choose a smaller or quantised model",
+def _as_installed(asked: Asked, service: Installed | None) -> Asked:
+    """What was not said, as the installed decoder has it."""
+    state, cache = (_option(option, service) for option in ("--state-dir", "--cache-dir"))
+    port, secrets = (_option(option, service) for option in ("--port", "--secrets"))
+    return replace(
+        asked,
+        port=asked.port or int(port or DEFAULT_PORT),
+        state_dir=asked.state_dir or (Path(state) if state else None),
+        cache_dir=asked.cache_dir or (Path(cache) if cache else None),
+        secrets=asked.secrets or (secrets if secrets in ("keyring", "file") else None),
     )
-    yield Finding("identity", "ok", checkpoint.identity.digest().hex()[:16])
+
+
+def _option(option: str, service: Installed | None) -> str:
+    return value_of(option, (service and service.arguments) or ())
+
+
+def _table(found: list[Finding]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for finding in found:
+        text = escape(finding.found)
+        if finding.what_to_do:
+            text += f"\n[bold]→[/] {escape(finding.what_to_do)}"
+        table.add_row(MARKS[finding.verdict], escape(finding.subject), text)
+    return table

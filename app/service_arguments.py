@@ -88,6 +88,17 @@ def producer_arguments(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(config.arguments())
 
 
+def value_of(option: str, arguments: Sequence[str]) -> str:
+    """What an installed service was given for an option; empty if nothing."""
+    for number, word in enumerate(arguments):
+        name, given, value = word.partition("=")
+        if name == option and given:
+            return value
+        if word == option and number + 1 < len(arguments):
+            return arguments[number + 1]
+    return ""
+
+
 def _refused(option: str, why: str) -> ConfigError:
     return ConfigError(
         f"{option} does not go with --install: {why}",
