@@ -94,7 +94,8 @@ def markdown(
         "",
         "| | |",
         "|---|---|",
-        f"| model | {_cell(found.model)}, identity `{identity.hex()[:16]}`, computed in {found.dtype} |",
+        f"| model | {_cell(found.model)}, identity `{identity.hex()[:16]}`, "
+        f"computed in {found.dtype} |",
         f"| machine | {system.told}, Python {system.python} |",
         *(f"| {one.framework} computes on | {one.gpu or 'the processor'} |" for one in devices),
         *(f"| {one.name} | {_release(one)} |" for one in packages),

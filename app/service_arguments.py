@@ -28,6 +28,9 @@ DECODER_PATHS: Final = (
 )
 """The decoder's options that name files or directories."""
 
+_FOR_PEOPLE: Final = ("pair",)
+"""The producer's options that print what nobody would read, or what no log should hold."""
+
 
 def decoder_arguments(given: Sequence[str]) -> tuple[str, ...]:
     """The decoder's command line for a service.
@@ -73,6 +76,8 @@ def producer_arguments(given: Sequence[str]) -> tuple[str, ...]:
     paths: dict[str, Path] = {}
     for one in fields(config):
         value = getattr(config, one.name)
+        if one.name in _FOR_PEOPLE and value:
+            raise _refused(f"--{one.name}", "it is for a person at a terminal")
         if one.name.endswith("_fd") and value is not None:
             option = f"--{one.name.replace('_', '-')}"
             raise _refused(option, "a service inherits no pipe, and a key is kept in no file of it")

@@ -12,7 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.service_arguments import DECODER_PATHS, decoder_arguments, producer_arguments
+from app.service_arguments import (
+    DECODER_PATHS,
+    decoder_arguments,
+    producer_arguments,
+    value_of,
+)
 from gb10_producer import config as producer
 from gb10_producer.trust import make_pairing
 from mac_decoder import config as decoder
@@ -40,7 +45,7 @@ def test_every_option_says_whether_it_is_a_path(parser: argparse.ArgumentParser)
         and option.metavar not in OTHERS
         and option.choices is None
         and option.type not in (int, float)
-        and option.option_strings != ["--host"]
+        and option.dest not in ("host", "name")
     ]
     assert unknown == []
 
@@ -122,6 +127,8 @@ def test_the_producer_is_told_the_same_with_absolute_paths(here: Path) -> None:
             "option_not_for_service",
             "no-supervisor",
         ),
+        (producer_arguments, "--model model --pair", "option_not_for_service", "pair"),
+        (producer_arguments, "--peers", "option_not_for_service", "peers"),
         (producer_arguments, "--make-pairing x", "option_not_for_service", "make-pairing"),
         (producer_arguments, "--model model --pairing nowhere", "pairing_missing", "pairing"),
         (
@@ -150,6 +157,13 @@ def test_an_unknown_option_ends_as_in_the_side_itself(
         side(["--model", "model", "--nonsense"])
     assert ended.value.code == 2
     assert "--nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--port=8123", "--x"], ["--x", "--port", "8123"]])
+def test_an_installed_option_is_found(arguments: list[str]) -> None:
+    assert value_of("--port", arguments) == "8123"
+    assert value_of("--p", arguments) == ""
+    assert value_of("--x", arguments[-1:]) == ""
 
 
 def test_a_key_is_not_even_read(here: Path) -> None:
