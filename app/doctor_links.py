@@ -68,7 +68,7 @@ def interface(found: Interface, subject: str) -> Iterator[Finding]:
             f"sudo ethtool --set-eee {name} eee off; on macOS System Settings, Network, Hardware, "
             "Manually, a duplex without energy-efficient-ethernet",
         )
-    elif found.eee == "unknown":
+    elif found.eee == "unknown" and found.speed_mbps:  # without a speed it is no Ethernet port
         yield Finding(
             f"{subject}, EEE",
             "remark",

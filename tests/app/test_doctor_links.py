@@ -52,6 +52,7 @@ def one(found: Any) -> Finding:
         (replace(CABLE, speed_mbps=100), ["wrong"], "0.1 Gb/s"),
         (replace(CABLE, duplex="half"), ["wrong"], "half duplex"),
         (replace(CABLE, speed_mbps=0), ["remark"], "no speed"),
+        (replace(CABLE, speed_mbps=0, eee="unknown"), ["remark"], "no speed"),
         (replace(CABLE, wireless=True, eee="unknown"), ["remark"], "Wi-Fi"),
         (replace(CABLE, name="utun4", tunnel=True, eee="unknown"), ["remark"], "VPN"),
         (replace(CABLE, mtu=1400), ["ok", "remark"], "eth0, 10"),

@@ -12,15 +12,19 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from msgspec import structs
 
 from app import doctor_network as network
 from app.doctor_facts import Registry, System, system
 from app.doctor_network import Interface, Target
 from app.service import Installed
 from gb10_producer.trust import make_pairing, make_records
+from protocol.control.messages import Description
 from protocol.errors import BatonError, ConfigError
 from protocol.pairing.record import PairingRecord, fingerprint
 from tests.app.fake_tools import put_on_path
+from tests.protocol.control.joined import DESCRIPTION
+from tests.trust.answering import answering, records
 from trust.peers import Address, Peer
 from trust.tls import server_context
 
@@ -210,6 +214,24 @@ def test_a_paired_producer_shows_its_certificate() -> None:
     assert network.path_mtu(reached) > 1000
     assert reached.interface is None, "loopback is no cable"
     assert isinstance(reached.answer, BatonError), "it hangs up before it says anything"
+
+
+def test_a_paired_producer_says_what_it_is() -> None:
+    theirs, ours = records()
+    with answering(theirs) as (_, address):
+        reached = network.reach(Target("box", address.host, address.port, ours), system())
+    assert isinstance(reached.answer, Description)
+    assert reached.answer.name == DESCRIPTION.name
+
+
+def test_one_that_has_another_key_refuses() -> None:
+    theirs, ours = records()
+    with answering(theirs) as (_, address):
+        rotated = structs.replace(ours, key=bytes(32))
+        reached = network.reach(Target("box", address.host, address.port, rotated), system())
+    assert reached.shown == reached.pinned
+    assert isinstance(reached.answer, BatonError)
+    assert reached.answer.reason == "proof_differs"
 
 
 def test_another_certificate_is_seen_and_nothing_is_asked() -> None:
