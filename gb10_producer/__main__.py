@@ -22,9 +22,17 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{producer}\n{decoder}")
             print(f"Copy {decoder.name} to the Mac; keep both files secret.", file=sys.stderr)
             return 0
+        if command.peers or command.forget is not None:
+            from gb10_producer import registry
+
+            if command.forget is not None:
+                registry.forget(command.config, command.forget)
+            if command.peers:
+                registry.list_peers(command.config)
+            return 0
         if command.config.model is not None:
             require("producer")
-        if command.supervised:
+        if command.supervised and not command.config.only_pairs:
             from gb10_producer import supervisor
 
             return supervisor.run(command.config)

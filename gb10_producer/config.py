@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from protocol.errors import ConfigError
+from protocol.pairing.messages import require_name
+from trust.secrets import Choice, default_choice
 
 BACKLOG_BYTES: Final = 48 << 20
 """Default for rows between tap and sockets, those kept for a lost connection among them; one
@@ -16,18 +18,25 @@ item and a socket's queue come on top."""
 
 @dataclass(frozen=True)
 class ProducerConfig:
-    """One producer process. Exactly one of ``model`` and ``synthetic`` is set.
+    """One producer process. One of ``model`` and ``synthetic`` is set, or neither to pair only.
 
-    ``key_fd`` is an inherited pipe with the 32-byte key, ``pairing`` a pairing file: one of
-    them. ``memory_limit`` in bytes caps weights and caches together, ``prefix_cache`` what is
-    kept of earlier prompts (``None``: half of the memory for caches); ``link_mbps`` throttles
-    bulk frames, for benchmarks; ``lifeline_fd`` is a pipe whose end ends this process.
+    Whom it serves is in the registry under ``state_dir``, unless ``key_fd``, an inherited pipe
+    with the 32-byte key, or ``pairing``, a pairing file, says it. With ``pair`` it opens codes
+    on ``pair_port``, and without a model does nothing else. ``memory_limit`` in bytes caps
+    weights and caches together, ``prefix_cache`` what is kept of earlier prompts (``None``: half
+    of the memory for caches); ``link_mbps`` throttles bulk frames, for benchmarks;
+    ``lifeline_fd`` is a pipe whose end ends this process.
     """
 
     model: Path | None = None
     synthetic: str | None = None
-    host: str = "127.0.0.1"
+    host: str | None = None
     port: int = 7431
+    pair: bool = False
+    pair_port: int = 7432
+    name: str | None = None
+    state_dir: Path | None = None
+    secrets: Choice | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
     tile: int | None = None
     threads: int | None = None
@@ -43,12 +52,37 @@ class ProducerConfig:
     log_level: str = "INFO"
     lifeline_fd: int | None = None
 
+    @property
+    def registered(self) -> bool:
+        """Whether the registry says whom it serves."""
+        return self.key_fd is None and self.pairing is None
+
+    @property
+    def address(self) -> str:
+        """The host to bind: other machines can reach a producer that has a registry."""
+        return self.host or ("0.0.0.0" if self.registered else "127.0.0.1")
+
+    @property
+    def only_pairs(self) -> bool:
+        """Whether it opens codes and ends, beside a producer that runs elsewhere."""
+        return self.pair and self.model is None and self.synthetic is None
+
+    @property
+    def state_path(self) -> Path:
+        """The directory of what this producer keeps of itself and of those it is paired with."""
+        import platformdirs
+
+        root = self.state_dir or platformdirs.user_state_path("baton", appauthor=False)
+        return root / "producer"
+
     def arguments(self) -> list[str]:
         """The command line that :func:`parse` turns into this record."""
         found: list[str] = []
         for option, name in _OPTIONS.items():
             value = getattr(self, name)
-            if value is not None and value != getattr(_DEFAULTS, name):
+            if value is True:
+                found.append(option)
+            elif value is not None and value != getattr(_DEFAULTS, name):
                 found += [option, str(value)]
         return found
 
@@ -58,6 +92,11 @@ _OPTIONS: Final = {
     "--synthetic": "synthetic",
     "--host": "host",
     "--port": "port",
+    "--pair": "pair",
+    "--pair-port": "pair_port",
+    "--name": "name",
+    "--state-dir": "state_dir",
+    "--secrets": "secrets",
     "--device": "device",
     "--tile": "tile",
     "--threads": "threads",
@@ -76,13 +115,21 @@ _OPTIONS: Final = {
 _DEFAULTS: Final = ProducerConfig()
 
 
+_LOWEST: Final = {"waiting": 0, "connections": 1, "port": 0, "pair_port": 0, "backlog_bytes": 1}
+
+
 @dataclass(frozen=True)
 class Command:
-    """What the command line asks for: serve (supervised or not), or make a pairing."""
+    """What the command line asks for: serve (supervised or not), or one of the others.
+
+    ``peers``: list them; ``forget``: the name or fingerprint of one that is to be removed.
+    """
 
     config: ProducerConfig
     supervised: bool = True
     make_pairing: Path | None = None
+    peers: bool = False
+    forget: str | None = None
 
 
 def parse(arguments: list[str]) -> Command:
@@ -93,29 +140,34 @@ def parse(arguments: list[str]) -> Command:
     found = parser.parse_args(arguments)
     values = {name: getattr(found, name) for name in _OPTIONS.values()}
     config = replace(_DEFAULTS, **{k: v for k, v in values.items() if v is not None})
-    command = Command(config, not found.no_supervisor, found.make_pairing)
-    if command.make_pairing is None:
+    command = Command(
+        config, not found.no_supervisor, found.make_pairing, found.peers, found.forget
+    )
+    if command.make_pairing is None and command.forget is None and not command.peers:
         check(config)
     return command
 
 
 def check(config: ProducerConfig) -> None:
     """Raise ``ConfigError`` (``config_invalid``) where options contradict each other."""
-    if (config.model is None) == (config.synthetic is None):
+    if not config.only_pairs and (config.model is None) == (config.synthetic is None):
         raise _invalid("Give either --model DIR or --synthetic LAYOUT.", "model")
-    if (config.key_fd is None) == (config.pairing is None):
-        raise _invalid(
-            "Give the pairing file with --pairing FILE (or a key with --key-fd N).",
-            "pairing",
-            "--make-pairing DIR makes a pairing's two files.",
-        )
-    for name, lowest in (("waiting", 0), ("connections", 1), ("port", 0), ("backlog_bytes", 1)):
+    if config.key_fd is not None and config.pairing is not None:
+        raise _invalid("Give either --pairing FILE or --key-fd N.", "pairing")
+    if config.pair and not config.registered:
+        raise _invalid("--pair goes with neither --pairing nor --key-fd.", "pair")
+    if config.only_pairs and config.port == 0:
+        raise _invalid("Give the --port that the running producer serves on.", "port")
+    if config.name is not None:
+        require_name(config.name)
+    for name, lowest in _LOWEST.items():
         if getattr(config, name) < lowest:
             raise _invalid(f"{name} must be at least {lowest}.", name)
     if config.prefix_cache is not None and config.prefix_cache < 0:
         raise _invalid("--prefix-cache must be at least 0.", "prefix_cache")
-    if config.port > 65535:
-        raise _invalid("port must be at most 65535.", "port")
+    for name in ("port", "pair_port"):
+        if getattr(config, name) > 65535:
+            raise _invalid(f"{name} must be at most 65535.", name)
     if config.link_mbps is not None and not config.link_mbps > 0:
         raise _invalid("--link-mbps must be above 0.", "link_mbps")
 
@@ -134,8 +186,19 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--tile", type=int, help="tokens per tile (default: the device's)")
     source.add_argument("--threads", type=int, help="torch's CPU threads")
     reach = parser.add_argument_group("who may talk to it")
-    reach.add_argument("--host", help=f"address to bind (default {_DEFAULTS.host})")
+    reach.add_argument("--pair", action="store_true", help="show a code, for `baton node add`")
+    reach.add_argument("--name", help="what this machine is called (default: its host's name)")
+    reach.add_argument("--host", help="address to bind (default: every one of this machine)")
     reach.add_argument("--port", type=int, help=f"0: any free one (default {_DEFAULTS.port})")
+    reach.add_argument(
+        "--pair-port", type=int, help=f"where codes are tried (default {_DEFAULTS.pair_port})"
+    )
+    reach.add_argument("--peers", action="store_true", help="list who is paired, exit")
+    reach.add_argument("--forget", metavar="NAME", help="forget who is paired, exit")
+    reach.add_argument("--state-dir", type=Path, metavar="DIR", help="where pairings are kept")
+    reach.add_argument(
+        "--secrets", choices=["keyring", "file"], help=f"default here: {default_choice()}"
+    )
     reach.add_argument("--pairing", type=Path, metavar="FILE", help="producer.pairing")
     reach.add_argument("--key-fd", type=int, metavar="N", help="inherited pipe with a 32-byte key")
     reach.add_argument("--make-pairing", type=Path, metavar="DIR", help="write a new pairing, exit")

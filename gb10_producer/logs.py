@@ -44,7 +44,8 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("gb10_producer").setLevel(level)
+    for package in ("gb10_producer", "trust"):
+        logging.getLogger(package).setLevel(level)
 
 
 def complain(error: BatonError) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +23,7 @@ import numpy as np
 from gb10_producer import logs
 from gb10_producer.backlog import Pool, item_bytes
 from gb10_producer.config import ProducerConfig, check
-from gb10_producer.connection import Offer
+from gb10_producer.control import Desk, Profile
 from gb10_producer.device import Device
 from gb10_producer.memory import (
     Ledger,
@@ -29,9 +32,18 @@ from gb10_producer.memory import (
     require_room,
 )
 from gb10_producer.prefill import SYNTHETIC, Prefiller, Rows, State
+from gb10_producer.registry import Registry, open_registry
 from gb10_producer.server import Server, bind, url_of
+from gb10_producer.serving import Offer
 from gb10_producer.throttle import Throttle
-from gb10_producer.trust import Trust, require_trust_for, trust_from_file, trust_from_key_pipe
+from gb10_producer.trust import (
+    RegistryTrust,
+    Trust,
+    require_trust_for,
+    trust_from_file,
+    trust_from_key_pipe,
+)
+from gb10_producer.welcome import Welcome
 from protocol import releases
 from protocol.errors import (
     EXIT_CONFIG,
@@ -44,6 +56,7 @@ from protocol.identity import Identity
 from protocol.layout import ITEMSIZE, Dtype, LayerLayout, RecurrentLayer, payload_bytes
 from protocol.layouts_named import named, stand_in_identity
 from protocol.messages import MAX_CREDIT, MAX_EXTRA_CUTS, MAX_TOKENS, Limits
+from trust.peers import Peer
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +87,13 @@ class Source:
 
 
 def say_ready(url: str) -> None:
-    """The one line on stdout."""
+    """The one line on stdout, but for those of :func:`say_paired`."""
     print(f"ready {url}", flush=True)
+
+
+def say_paired(name: str) -> None:
+    """On stdout, for whoever started this process; people are told on stderr."""
+    print(f"paired {name}", flush=True)
 
 
 def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int:
@@ -91,6 +109,9 @@ def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int
         _listen_to_signals(stop, serving)
         if config.lifeline_fd is not None:
             _watch_lifeline(config.lifeline_fd, stop, serving)
+        if config.only_pairs:
+            serving.set()  # nothing is loaded: a stop is looked at
+            return pair(config, stop)
         return serve(config, stop, now_ready)
     except (ConfigError, CapacityError) as error:
         logs.complain(error)
@@ -112,25 +133,26 @@ def serve(
     """
     stop = stop or threading.Event()
     check(config)
-    trust = _trust(config)
-    require_trust_for(config.host, trust)
-    with bind(config.host, config.port) as listener:
+    registry = open_registry(config) if config.registered else None
+    trust = _trust(config) if registry is None else RegistryTrust(registry.peers, registry.own)
+    require_trust_for(config.address, trust, pairing=config.pair)
+    with ExitStack() as stack:
+        listener = stack.enter_context(bind(config.address, config.port))
+        server = _server(config, listener, trust, registry)
+        if registry is not None:
+            # Who pairs, or asks what this is, need not wait for the model.
+            server.start()
+            stack.callback(server.stop)
+            if config.pair:
+                welcome = _welcome(config, registry, listener.getsockname()[1], trust.refresh)
+                welcome.start()
+                stack.callback(welcome.stop)
         source = _source(config)
-        ledger = Ledger(_cache_budget(config, source), source.free)
-        probe(source.prefiller, ledger)
-        kept = ledger.limit // 2 if config.prefix_cache is None else config.prefix_cache
-        source.prefiller.keep_prefixes(ledger, kept)
-        device = Device(
-            source.prefiller,
-            pool=Pool(config.backlog_bytes),
-            ledger=ledger,
-            waiting_limit=config.waiting,
-            on_fault=stop.set,
-        )
-        offer = _offer(config, source, trust)
-        server = Server(listener, offer, device, connections=config.connections)
+        device = _device(config, source, stop)
         device.start()
-        server.start()
+        server.offer(_offer(config, source), device)
+        if registry is None:
+            server.start()
         url = url_of(listener, "wss" if trust.context else "ws")
         known = {"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile}
         log.info("ready", extra=known)
@@ -148,13 +170,90 @@ def serve(
     return status
 
 
-def _offer(config: ProducerConfig, source: Source, trust: Trust) -> Offer:
+def pair(config: ProducerConfig, stop: threading.Event | None = None) -> int:
+    """Show codes until somebody has paired, or ``stop`` is set; return the exit status.
+
+    For a producer that runs elsewhere on this machine, and notices by itself. Raises
+    ``ConfigError``.
+    """
+    stop = stop or threading.Event()
+    check(config)
+    welcome = _welcome(config, open_registry(config), config.port)
+    welcome.start()
+    while not welcome.wait(0.2) and not stop.is_set():
+        pass
+    welcome.stop()
+    return 0
+
+
+def _server(
+    config: ProducerConfig, listener: socket.socket, trust: Trust, registry: Registry | None
+) -> Server:
+    desk = None
+    if registry is not None:
+        assert isinstance(trust, RegistryTrust)
+        model = config.synthetic if config.model is None else config.model.resolve().name
+        desk = Desk(trust, Profile(registry.name, _version(), model or ""))
+    return Server(listener, trust, connections=config.connections, desk=desk)
+
+
+def _version() -> str:
+    """Of Baton, as a message can carry it."""
+    (found,) = releases.installed(["baton-llm"]).values()
+    return re.sub(r"[^A-Za-z0-9_.:-]", "-", found)[:64] or "unknown"
+
+
+def _welcome(
+    config: ProducerConfig,
+    registry: Registry,
+    port: int,
+    changed: Callable[[], None] = lambda: None,
+) -> Welcome:
+    def paired(peer: Peer) -> None:
+        changed()
+        say_paired(peer.name)
+
+    listener = bind(config.address, config.pair_port, "--pair-port")
+    return Welcome(
+        listener,
+        registry.peers,
+        registry.own,
+        name=registry.name,
+        port=port,
+        called=_called(config.address, listener.getsockname()[1]),
+        paired=paired,
+    )
+
+
+def _called(host: str, port: int) -> str:
+    """What is typed at the decoder for this machine: a name where it has several addresses."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    if port == ProducerConfig.pair_port:
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _device(config: ProducerConfig, source: Source, stop: threading.Event) -> Device:
+    ledger = Ledger(_cache_budget(config, source), source.free)
+    probe(source.prefiller, ledger)
+    kept = ledger.limit // 2 if config.prefix_cache is None else config.prefix_cache
+    source.prefiller.keep_prefixes(ledger, kept)
+    return Device(
+        source.prefiller,
+        pool=Pool(config.backlog_bytes),
+        ledger=ledger,
+        waiting_limit=config.waiting,
+        on_fault=stop.set,
+    )
+
+
+def _offer(config: ProducerConfig, source: Source) -> Offer:
     return Offer(
         identity=source.identity,
         layout=source.prefiller.layout,
         recipe=source.prefiller.recipe,
         limits=Limits(source.max_tokens, MAX_CREDIT, MAX_EXTRA_CUTS),
-        trust=trust,
         vocabulary=source.vocabulary,
         throttle=Throttle(config.link_mbps),
     )

@@ -140,6 +140,10 @@ class Supervisor:
                     if not self._announced:
                         self._announced = True
                         print(line.rstrip(), flush=True)
+                elif line.startswith("paired "):
+                    # What was asked for is done: a later child shows no code.
+                    self._config = replace(self._config, pair=False)
+                    print(line.rstrip(), flush=True)
         return ready_at
 
     def _keep_port(self, url: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gb10_producer.device import Device, Ticket
+from gb10_producer.trust import Owner
 from protocol.errors import BatonError
 from protocol.handoff import Sending
 from protocol.messages import Committed, Resume
@@ -59,6 +60,7 @@ class Transfer:
 
     sending: Sending
     ticket: Ticket
+    owner: Owner
     server: Server | None
     arrived: int = 0
     """Frames below this one have arrived: nobody may ask for them again."""
@@ -100,7 +102,7 @@ class Transfers:
         self._patience = patience or Patience()
         self._lock = threading.Lock()
         self._known: dict[bytes, Transfer] = {}
-        self._ended: OrderedDict[bytes, str] = OrderedDict()
+        self._ended: OrderedDict[tuple[Owner, bytes], str] = OrderedDict()
         self.counts: Counter[str] = Counter()
         """Resumed and committed late; refused, by reason; let go. Logged at the end."""
 
@@ -114,7 +116,7 @@ class Transfers:
         with self._lock:
             return sum(transfer.server is None for transfer in self._known.values())
 
-    def require_new(self, sending: Sending) -> None:
+    def require_new(self, sending: Sending, owner: Owner) -> None:
         """Return unless the PREFILL was sent before, or its RESUME was faster than it.
 
         A RESUME that was told that there is none has its decoder ask anew. Raises
@@ -122,16 +124,16 @@ class Transfers:
         """
         with self._lock:
             self._require_unknown(sending)
-            if sending.name in self._ended:
+            if (owner, sending.name) in self._ended:
                 raise refusal("transfer_unknown", "its decoder has asked anew", field="prefill")
 
-    def add(self, sending: Sending, ticket: Ticket, server: Server) -> Transfer:
-        """A request was accepted, and ``server`` serves it.
+    def add(self, sending: Sending, ticket: Ticket, owner: Owner, server: Server) -> Transfer:
+        """A request of ``owner`` was accepted, and ``server`` serves it.
 
         Raises PeerProtocolError ``generation_used`` for one that was sent twice; the ticket stays
         the caller's.
         """
-        transfer = Transfer(sending, ticket, server)
+        transfer = Transfer(sending, ticket, owner, server)
         with self._lock:
             self._require_unknown(sending)
             self._known[sending.name] = transfer
@@ -156,13 +158,13 @@ class Transfers:
     def end(self, transfer: Transfer, how: str) -> None:
         """It is over: free what it holds, and remember ``how``, a reason, for a late RESUME."""
         with self._lock:
-            name, begin = transfer.sending.name, transfer.sending.begin
+            name, begin, owner = transfer.sending.name, transfer.sending.begin, transfer.owner
             if self._known.get(name) is not transfer:
                 return
             del self._known[name]
-            self._remember(name, how)
+            self._remember(owner, name, how)
             if begin is not None:
-                self._remember(begin.transfer, how)
+                self._remember(owner, begin.transfer, how)
             wanted, transfer.wanted = transfer.wanted, None
         self._device.withdraw(transfer.ticket)
         if wanted is not None:
@@ -178,28 +180,32 @@ class Transfers:
         self.end(transfer, "transfer_expired")
         return True
 
-    def _remember(self, name: bytes, how: str) -> None:
-        self._ended[name] = how if how in REASONS else "transfer_expired"
+    def _remember(self, owner: Owner, name: bytes, how: str) -> None:
+        self._ended[owner, name] = how if how in REASONS else "transfer_expired"
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
-        """The transfer that ``resume`` names, which ``server`` serves from now on.
+    def claim(
+        self, resume: Resume, owner: Owner, server: Server, wake: Callable[[], None]
+    ) -> Transfer | None:
+        """The transfer of ``owner`` that ``resume`` names, which ``server`` serves from now on.
 
         ``None`` while another connection still lets go of it: ``wake`` is called when to ask
         again. Raises TransferError ``transfer_unknown``, ``transfer_expired``,
         ``transfer_committed``, ``offset_differs``, PeerProtocolError ``resume_differs``.
         """
         try:
-            return self._claim(resume, server, wake)
+            return self._claim(resume, owner, server, wake)
         except BatonError as error:
             with self._lock:
                 self.counts[error.reason] += 1
             raise
 
-    def _claim(self, resume: Resume, server: Server, wake: Callable[[], None]) -> Transfer | None:
+    def _claim(
+        self, resume: Resume, owner: Owner, server: Server, wake: Callable[[], None]
+    ) -> Transfer | None:
         with self._lock:
-            transfer = self._find(resume)
+            transfer = self._find(resume, owner)
             transfer.sending.require_resumable(resume, transfer.arrived)
             if transfer.server is not None:
                 earlier, transfer.wanted = transfer.wanted, wake
@@ -212,19 +218,19 @@ class Transfers:
             self.counts["resumed"] += 1
             return transfer
 
-    def _find(self, resume: Resume) -> Transfer:
+    def _find(self, resume: Resume, owner: Owner) -> Transfer:
         transfer = self._known.get(resume.prefill)
-        if transfer is not None:
+        if transfer is not None and transfer.owner == owner:
             return transfer
         for known in self._known.values():
             begin = known.sending.begin
-            if begin is not None and begin.transfer == resume.transfer:
+            if known.owner == owner and begin is not None and begin.transfer == resume.transfer:
                 raise refusal("resume_differs", "RESUME names another request", field="prefill")
-        how = self._ended.get(resume.prefill, "transfer_unknown")
-        self._remember(resume.prefill, how)
+        how = self._ended.get((owner, resume.prefill), "transfer_unknown")
+        self._remember(owner, resume.prefill, how)
         raise refusal(how, "there is nothing to resume", field="prefill")
 
-    def commit(self, committed: Committed, pairing: Pairing) -> int:
+    def commit(self, committed: Committed, owner: Owner, pairing: Pairing) -> int:
         """A COMMITTED that came by another connection; returns the handoff's generation.
 
         Raises ``transfer_committed`` for one that was taken before, ``transfer_unknown``,
@@ -232,7 +238,7 @@ class Transfers:
         """
         try:
             with self._lock:
-                transfer = self._sealed(committed)
+                transfer = self._sealed(committed, owner)
             transfer.sending.require_committed(pairing, committed)
         except BatonError as error:
             with self._lock:
@@ -243,13 +249,21 @@ class Transfers:
         self.end(transfer, "transfer_committed")
         return transfer.sending.generation
 
-    def _sealed(self, committed: Committed) -> Transfer:
+    def _sealed(self, committed: Committed, owner: Owner) -> Transfer:
         for known in self._known.values():
             begin = known.sending.begin
-            if begin is not None and begin.transfer == committed.transfer:
+            if known.owner == owner and begin is not None and begin.transfer == committed.transfer:
                 return known
-        how = self._ended.get(committed.transfer, "transfer_unknown")
+        how = self._ended.get((owner, committed.transfer), "transfer_unknown")
         raise refusal(how, "there is nothing to commit", field="transfer")
+
+    def revoke(self, stands: Callable[[Owner], bool]) -> None:
+        """Let go of what is kept for those who may not come back for it."""
+        with self._lock:
+            kept = [known for known in self._known.values() if known.server is None]
+        for transfer in kept:
+            if not stands(transfer.owner) and self._expire(transfer):
+                log.info("transfer revoked", extra={"generation": transfer.sending.generation})
 
     def sweep(self, now: float) -> None:
         """Let go of what nobody resumed in time, or what is in others' way."""

@@ -19,11 +19,12 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import OPEN
+from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
 
 from protocol.errors import PeerProtocolError, TransferError
@@ -36,8 +37,18 @@ _SOCKET_BUFFER = 4 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
+class Rejection(NamedTuple):
+    """An answer by HTTP to who is not let in."""
+
+    status: int
+    text: str
+    retry_after_s: int | None = None
+
+
 class Wire:
-    """A connection after :meth:`open`. Only :meth:`wake` may be called from other threads.
+    """A connection after :meth:`secure` and :meth:`open`.
+
+    Only :meth:`wake` may be called from other threads.
 
     Any method may raise ``TransferError`` (``connection_lost``, ``peer_stalled``) and
     ``PeerProtocolError`` (``websocket_violation``); afterwards only :meth:`abandon` is left.
@@ -53,7 +64,7 @@ class Wire:
         self._write_after_read = False
         self._woken = False
         self._eof_queued = False
-        self._crowded: Callable[[], bool] = lambda: False
+        self._reject: Callable[[str], Rejection | None] = lambda path: None
         self._last_write = time.monotonic()
         self._waker, self._wake_end = socket.socketpair()
         self._waker.setblocking(False)
@@ -62,21 +73,16 @@ class Wire:
         self._poller.register(self._wake_end, select.POLLIN)
         self._interest = 0
         self.closed = False
+        self.path = ""
+        """What was asked for, once :meth:`open` returns."""
         self.pending = 0
         self.written = 0
 
-    def open(
-        self,
-        context: ssl.SSLContext | None,
-        deadline: float,
-        crowded: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """TLS and WebSocket handshakes, both within ``deadline`` (monotonic seconds).
+    def secure(self, context: ssl.SSLContext | None, deadline: float) -> None:
+        """The TLS handshake, unless there is no context; before :meth:`open`.
 
-        A request with an ``Origin`` is a web page's and is refused; so is plain HTTP. While
-        ``crowded``, the answer is 503.
+        Deadlines are in monotonic seconds.
         """
-        self._crowded = crowded
         _tune(self._socket)
         try:
             if context is not None:
@@ -86,6 +92,16 @@ class Wire:
         except (OSError, ValueError) as error:
             self.closed = True  # wrapping took the descriptor and has closed it
             raise _lost("The TLS handshake failed.", "tls_handshake_failed") from error
+
+    def open(
+        self, deadline: float, reject: Callable[[str], Rejection | None] = lambda path: None
+    ) -> None:
+        """The WebSocket handshake.
+
+        A request with an ``Origin`` is a web page's and is refused; so is plain HTTP, and what
+        ``reject`` says of its path.
+        """
+        self._reject = reject
         while self._protocol.state is not OPEN:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -168,6 +184,8 @@ class Wire:
             if self._protocol.state is OPEN:
                 self._protocol.send_close(code, reason)
                 self._take_protocol_bytes()
+            if self._protocol.state is CONNECTING and not self._out:
+                return  # nothing was said, and nothing more is answered
             while not self.closed and (left := deadline - time.monotonic()) > 0:
                 self.poll(left)
         except (TransferError, PeerProtocolError):
@@ -248,10 +266,13 @@ class Wire:
             ) from violation
 
     def _response(self, request: Request) -> Response:
-        if self._crowded():
-            response = self._protocol.reject(503, "Too many decoders are connected.\n")
-            response.headers["Retry-After"] = "10"
+        rejection = self._reject(request.path)
+        if rejection is not None:
+            response = self._protocol.reject(rejection.status, rejection.text)
+            if rejection.retry_after_s is not None:
+                response.headers["Retry-After"] = str(rejection.retry_after_s)
             return response
+        self.path = request.path
         return self._protocol.accept(request)
 
     def _frame(self, frame: Frame) -> None:

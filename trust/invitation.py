@@ -79,12 +79,14 @@ class Invitation:
         name: str,
         port: int,
         paired: Callable[[Peer], None] = lambda peer: None,
+        burned: Callable[[str], None] = lambda reason: None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """``listener`` is bound, and closed by :meth:`stop`; ``peers`` are a producer's.
 
         ``port``: where this producer serves handoffs. ``paired`` is called once a peer is
-        kept. ``patience_s``: from the connection to a guest's first message. Raises
+        kept and told, ``burned`` when a code was tried in vain, for a reason; neither may stop the
+        invitation. ``patience_s``: from the connection to a guest's first message. Raises
         ``ConfigError`` (``pairing_unreadable``) if ``own`` is no certificate and key.
         """
         server_context(own.certificate, own.private_key, [])  # what fails later is a guest's
@@ -94,6 +96,7 @@ class Invitation:
         self._name = name
         self._port = port
         self._paired = paired
+        self._burned = burned
         self._patience_s = patience_s
         self._codes = Codes()
         self._lock = threading.Condition()
@@ -115,7 +118,8 @@ class Invitation:
             return True
         self.withdraw()
         self._stop.send(b"s")
-        self._acceptor.join(timeout_s)
+        if self._acceptor.ident is not None:
+            self._acceptor.join(timeout_s)
         self._listener.close()
         with self._lock:
             guests = list(self._guests)
@@ -210,6 +214,8 @@ class Invitation:
             # A code was burned; the others are anybody, as often as they like.
             level = logging.WARNING if guest.tried else logging.DEBUG
             log.log(level, "pairing refused", extra={"peer": guest.host, "reason": error.reason})
+            if guest.tried:
+                self._burned(error.reason)
         finally:
             with self._lock:
                 self._guests.remove(guest)
@@ -267,16 +273,19 @@ class Invitation:
                     guest.tried = guest.busy = True
                 paired = machine.receive(message, now)
             messages = machine.outgoing()
-            if paired is not None:
-                self._keep(paired, guest.host)  # or else the other side is not told
-            deadline = _send(sock, messages)
+            peer = None if paired is None else self._keep(paired, guest.host)
+            try:
+                deadline = _send(sock, messages)
+            finally:
+                if peer is not None:
+                    self._paired(peer)
 
-    def _keep(self, paired: Paired, host: str) -> None:
+    def _keep(self, paired: Paired, host: str) -> Peer:
         """Durably, before the other side is told: it never has a pairing that this one lacks."""
         peer = Peer(paired.name, paired.record, int(time.time()))
         self._peers.add(peer)
         log.info("paired", extra={"peer": host, "peer_name": peer.name, "epoch": peer.record.epoch})
-        self._paired(peer)
+        return peer
 
 
 def _who_leaves(guests: list[_Guest]) -> _Guest | None:

@@ -7,6 +7,8 @@ for all its decoders. Made once, where its private key stays; kept in ``DIR/own`
 from __future__ import annotations
 
 import datetime
+import re
+import socket
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,6 +22,8 @@ from trust.places import Kind, Place
 from trust.secrets import Kept, Secrets
 
 MAX_FILE_BYTES: Final = 128 * 1024
+MAX_NAME: Final = 64
+"""Longest name of a machine, in characters."""
 
 _DOMAIN: Final = b"baton own file 1"
 _FILE: Final = Kind(
@@ -60,6 +64,13 @@ def own_certificate(
     if own is None:
         raise _unreadable(role, "it was removed")
     return own
+
+
+def machine_name(otherwise: str) -> str:
+    """What the system calls this machine, as others can be told it; ``otherwise`` if nothing."""
+    host = socket.gethostname().removesuffix(".local")
+    kept = re.sub(r'[^ -~]|["\\]', "", host).strip()[:MAX_NAME].strip()
+    return kept or otherwise
 
 
 def _load(place: Place, role: Role, secrets: Secrets) -> OwnCertificate | None:

@@ -240,6 +240,10 @@ class Peers:
         """Forget a peer, durably; ``False`` if there is none. Raises like :meth:`add`."""
         return self._place.remove(fingerprint.hex())
 
+    def discard(self, file: str) -> bool:
+        """Remove a file that is a fault in :meth:`all`, durably. Raises like :meth:`add`."""
+        return self._place.remove(file)
+
     def _found(self) -> Found:
         peers: list[Peer] = []
         faults: list[Fault] = []

@@ -73,7 +73,7 @@ def fetched(link: ProducerLink, layout: Layout, end: int = END, cut: int = 0) ->
 
 def at_rest(producer: Running) -> bool:
     nothing = producer.jobs == (0, 0) and producer.pool.used == 0
-    return nothing and len(producer.server.transfers) == 0
+    return nothing and len(producer.transfers) == 0
 
 
 def stream_bytes(layout: Layout) -> int:
@@ -101,7 +101,7 @@ def test_cut_at_twenty_offsets(how: End, tmp_path: Path) -> None:
             assert planned <= received <= planned + frame
             wait_until(lambda: at_rest(producer))
         assert link.rates.failures == {}
-        counts = producer.server.transfers.counts
+        counts = producer.transfers.counts
         assert link.rates.resumed == counts["resumed"]
         # One whose PREFILL was overtaken by its RESUME is asked for anew; one that was cut
         # between two handoffs, or while a connection was made, has nothing to go on with.
@@ -136,7 +136,7 @@ def test_cut_at_the_request(delivered: bool, tmp_path: Path) -> None:
         proxy.inject(Cut(Passing("prefill", "up", delivered=delivered)))
         fetched(link, MIXED)
         assert producer.device.prefills == 1
-        counts = producer.server.transfers.counts
+        counts = producer.transfers.counts
         assert counts["transfer_unknown"] == (not delivered)
         wait_until(lambda: at_rest(producer))
 
@@ -148,7 +148,7 @@ def test_cut_at_committed(delivered: bool, tmp_path: Path) -> None:
         proxy.inject(Cut(Passing("committed", "up", delivered=delivered)))
         fetched(link, MIXED)
         wait_until(lambda: at_rest(producer))
-        counts = producer.server.transfers.counts
+        counts = producer.transfers.counts
         if delivered:
             wait_until(lambda: counts["transfer_committed"] == 1)
         else:
@@ -162,13 +162,13 @@ def test_what_is_sent_twice_is_at_most_one_window(tmp_path: Path) -> None:
     with linked(layout, tmp_path) as (producer, proxy, link):
         sent: list[int] = []
         proxy.inject(Cut(Offset(stream_bytes(layout) // 2), "reset"))
-        transfers = producer.server.transfers
+        transfers = producer.transfers
         claim = transfers.claim
 
-        def noting(resume, server, wake):  # type: ignore[no-untyped-def]
+        def noting(resume, owner, server, wake):  # type: ignore[no-untyped-def]
             for known in list(transfers._known.values()):
                 sent.append(known.sending.framed - resume.next)
-            return claim(resume, server, wake)
+            return claim(resume, owner, server, wake)
 
         transfers.claim = noting  # type: ignore[method-assign]
         fetched(link, layout)
@@ -214,7 +214,7 @@ def test_an_outage_that_does_not_end_is_given_up(
         watching.join()
         until(lambda: link.state.ready)
         assert fetched(link, WIDE) == 0
-        assert producer.server.transfers.kept == 1, "it may still be asked for"
+        assert producer.transfers.kept == 1, "it may still be asked for"
 
 
 @pytest.mark.parametrize("name", ["muse_glimmer", pytest.param("lfm2", marks=pytest.mark.soak)])

@@ -37,6 +37,7 @@ from protocol.layout import (
 )
 from protocol.layouts_named import stand_in_identity
 from protocol.pairing import Pairing, PinnedCertificates
+from tests.gb10_producer.one_thread import OneThread
 
 KEY = Pairing(b"k" * 32, 0)
 SPACE = b"s" * 32
@@ -58,6 +59,23 @@ WIDE = Layout(tuple(FullLayer(index, 8, 128, 128, "float32") for index in range(
 """32 KiB a position: enough bytes to fill any buffer in few tiles."""
 
 
+def _connected(
+    url: str, context: ssl.SSLContext | None, headers: dict[str, str] | None
+) -> ClientConnection | OneThread:
+    if context is not None:
+        assert headers is None
+        return OneThread(url, context)
+    return connect(
+        url,
+        compression=None,
+        max_size=frames.MAX_FRAME_BYTES,
+        ping_interval=None,
+        close_timeout=1,
+        legacy=True,
+        additional_headers=headers,
+    )
+
+
 class Closed(Exception):
     """The producer closed the connection."""
 
@@ -77,17 +95,7 @@ class Peer:
         headers: dict[str, str] | None = None,
     ) -> None:
         self.layout = layout
-        self.socket: ClientConnection = connect(
-            url,
-            ssl=context,
-            compression=None,
-            max_size=frames.MAX_FRAME_BYTES,
-            ping_interval=None,
-            close_timeout=1,
-            legacy=True,
-            additional_headers=headers,
-            server_hostname="baton" if context else None,
-        )
+        self.socket = _connected(url, context, headers)
         self.machine = DecoderHandoff(
             identity=identity or stand_in_identity(layout),
             layout=layout,

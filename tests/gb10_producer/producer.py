@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gb10_producer.backlog import Pool
-from gb10_producer.connection import Offer
+from gb10_producer.control import Desk
 from gb10_producer.device import Device
 from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Emit, Prefiller
 from gb10_producer.server import Server, bind, url_of
+from gb10_producer.serving import Offer
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.throttle import Throttle
-from gb10_producer.transfers import Patience
-from gb10_producer.trust import Trust
+from gb10_producer.transfers import Patience, Transfers
+from gb10_producer.trust import FixedTrust, Trust
 from protocol.deadlines import Timing
 from protocol.identity import Identity
 from protocol.layout import Layout
@@ -34,6 +35,13 @@ class Running:
     device: Device
     server: Server
     pool: Pool
+
+    @property
+    def transfers(self) -> Transfers:
+        """All transfers of it."""
+        stock = self.server.stock
+        assert stock is not None
+        return stock.transfers
 
     @property
     def jobs(self) -> tuple[int, int]:
@@ -54,6 +62,7 @@ def running(
     source: Prefiller,
     *,
     trust: Trust | None = None,
+    desk: Desk | None = None,
     identity: Identity | None = None,
     waiting: int = 4,
     connections: int = 8,
@@ -67,19 +76,25 @@ def running(
     """Serve rows of ``source`` until the block ends."""
     pool = Pool(pool_bytes)
     device = Device(source, pool=pool, ledger=Ledger(memory), waiting_limit=waiting)
-    trust = trust or Trust(KEY)
+    trust = trust or FixedTrust(KEY)
     offer = Offer(
         identity=identity or stand_in_identity(source.layout),
         layout=source.layout,
         recipe=source.recipe,
         limits=Limits(max_tokens=1 << 14, max_credit=64, max_extra_cuts=4),
-        trust=trust,
         vocabulary=vocabulary,
-        timing=timing or Timing(heartbeat_s=0.3),
         throttle=Throttle(mbps),
     )
     listener = bind("127.0.0.1", 0)
-    server = Server(listener, offer, device, connections=connections, patience=patience)
+    server = Server(
+        listener,
+        trust,
+        connections=connections,
+        desk=desk,
+        timing=timing or Timing(heartbeat_s=0.3),
+        patience=patience,
+    )
+    server.offer(offer, device)
     device.start()
     server.start()
     try:

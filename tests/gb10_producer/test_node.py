@@ -250,7 +250,11 @@ def test_a_key_has_32_bytes(key: bytes) -> None:
     "words",
     [
         [],
-        ["--synthetic", "muse-glimmer"],
+        ["--key-fd", "3"],
+        ["--pair", "--model", "m", "--key-fd", "3"],
+        ["--pair", "--model", "m", "--pairing", "p"],
+        ["--pair", "--port", "0"],
+        ["--model", "m", "--pair", "--pair-port", "65536"],
         ["--model", "m", "--synthetic", "s", "--key-fd", "3"],
         ["--model", "m", "--key-fd", "3", "--pairing", "p"],
         ["--model", "m", "--key-fd", "3", "--link-mbps", "0"],
@@ -261,6 +265,32 @@ def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(words)
     assert caught.value.reason == "config_invalid"
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["--key-fd", "3"], "127.0.0.1"),
+        (["--pairing", "p"], "127.0.0.1"),
+        ([], "0.0.0.0"),
+        (["--pair"], "0.0.0.0"),
+        (["--host", "192.0.2.1"], "192.0.2.1"),
+    ],
+)
+def test_a_producer_with_a_registry_is_for_other_machines(words: list[str], address: str) -> None:
+    assert parse(["--model", "m", *words]).config.address == address
+
+
+def test_a_name_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", "--name", 'a"b'])
+    assert caught.value.reason == "name_malformed"
+
+
+def test_what_a_child_is_told_is_what_was_asked_for() -> None:
+    words = ["--model", "m", "--pair", "--pair-port", "0", "--name", "a b", "--secrets", "file"]
+    config = parse([*words, "--state-dir", "s"]).config
+    assert parse(config.arguments()).config == config
 
 
 @pytest.mark.parametrize("size", ["much", "8GB", "", "inf"])

@@ -16,7 +16,7 @@ import pytest
 from gb10_producer.prefill import Rows
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.transfers import Patience
-from gb10_producer.trust import Trust, make_records
+from gb10_producer.trust import FixedTrust, make_records
 from protocol.deadlines import Timing
 from protocol.errors import (
     BatonError,
@@ -68,7 +68,7 @@ def test_megabytes_go_through_a_small_backlog() -> None:
 
 def test_tls_with_both_certificates_pinned() -> None:
     ours, theirs = make_records(epoch=3)
-    trust = Trust(ours.pairing, producer_context(ours), ours.fingerprints)
+    trust = FixedTrust(ours.pairing, producer_context(ours), ours.fingerprints)
     with running(Synthetic(WIDE, 64), trust=trust) as producer:
         client = decoder_context(theirs)
         with Peer(
@@ -163,7 +163,7 @@ def test_a_decoder_that_keeps_being_refused_is_a_warning_once(
 def test_a_certificate_that_is_not_the_paired_one_gets_no_handshake() -> None:
     ours, _ = make_records(epoch=1)
     _, stranger = make_records(epoch=1)
-    trust = Trust(ours.pairing, producer_context(ours), ours.fingerprints)
+    trust = FixedTrust(ours.pairing, producer_context(ours), ours.fingerprints)
     with running(Synthetic(MIXED, 16), trust=trust) as producer:
         context = decoder_context(stranger)
         with pytest.raises((OSError, EOFError, Exception)) as refused:

@@ -52,9 +52,7 @@ def answer_to_resume(producer: Running, lost: Peer, layout=MIXED) -> str:
 
 
 def at_rest(producer: Running) -> bool:
-    return (
-        producer.jobs == (0, 0) and producer.pool.used == 0 and not len(producer.server.transfers)
-    )
+    return producer.jobs == (0, 0) and producer.pool.used == 0 and not len(producer.transfers)
 
 
 @pytest.mark.parametrize("frames", [0, 1, 7, frames_of(100) - 1, frames_of(100)])
@@ -67,7 +65,7 @@ def test_it_goes_on_over_another_connection(frames: int) -> None:
             assert peer.complete() == expected_regions(MIXED, TOKENS, 0, TILE)
             wait_until(lambda: at_rest(producer))
         assert producer.device.prefills == 1, "it was computed again"
-        assert producer.server.transfers.counts["resumed"] == 1
+        assert producer.transfers.counts["resumed"] == 1
 
 
 def test_it_goes_on_while_the_device_still_computes() -> None:
@@ -77,7 +75,7 @@ def test_it_goes_on_while_the_device_still_computes() -> None:
         lost.start(TOKENS)
         assert source.reached.wait(5.0)
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         assert producer.jobs == (1, 0)
         with Peer(producer.url) as peer:
             peer.handshake().resume(lost)
@@ -130,7 +128,7 @@ def test_a_decoder_that_says_goodbye_is_not_waited_for() -> None:
             peer.handshake().start(TOKENS)
             assert source.reached.wait(5.0)
         wait_until(lambda: producer.jobs == (0, 0))
-        assert len(producer.server.transfers) == 0
+        assert len(producer.transfers) == 0
 
 
 def test_nobody_comes_back() -> None:
@@ -138,7 +136,7 @@ def test_nobody_comes_back() -> None:
         lost = lost_after(producer, 5)
         wait_until(lambda: at_rest(producer))
         assert answer_to_resume(producer, lost) == "transfer_expired"
-        assert producer.server.transfers.counts["transfer_expired"] == 1
+        assert producer.transfers.counts["transfer_expired"] == 1
 
 
 def test_what_holds_others_up_is_kept_for_less_long() -> None:
@@ -149,9 +147,9 @@ def test_what_holds_others_up_is_kept_for_less_long() -> None:
         lost.start(TOKENS)
         assert source.reached.wait(5.0)
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         time.sleep(1.5)
-        assert producer.server.transfers.kept == 1, "nobody waits, and it was let go"
+        assert producer.transfers.kept == 1, "nobody waits, and it was let go"
         with Peer(producer.url) as peer:
             peer.handshake().generation = 5
             peer.start(range(20))
@@ -171,11 +169,11 @@ def test_only_so_many_are_kept() -> None:
             wait_until(lambda number=number: sum(producer.jobs) == number + 1)
             peers.append(peer)
         for peer in peers:
-            kept = producer.server.transfers.kept
+            kept = producer.transfers.kept
             peer.vanish()
-            wait_until(lambda kept=kept: producer.server.transfers.kept == min(kept + 1, 2))
+            wait_until(lambda kept=kept: producer.transfers.kept == min(kept + 1, 2))
         source.gate.set()
-        wait_until(lambda: len(producer.server.transfers) == 2)
+        wait_until(lambda: len(producer.transfers) == 2)
         assert answer_to_resume(producer, peers[0]) == "transfer_expired"
 
 
@@ -191,7 +189,7 @@ def test_what_is_not_acknowledged_makes_room_where_nothing_else_does() -> None:
             lost.step()
         assert producer.pool.peak <= (1 << 20) + 32 * 32 * 1024
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         # as if the first of its frames were still needed
         lost.reception.received = 1
         reason = ""
@@ -201,8 +199,8 @@ def test_what_is_not_acknowledged_makes_room_where_nothing_else_does() -> None:
                 peer.until(Sealed)
             reason = caught.value.reason
         assert reason == "offset_differs"
-        assert producer.server.transfers.counts["offset_differs"] == 1
-        assert producer.server.transfers.kept == 1, "another offset would be possible"
+        assert producer.transfers.counts["offset_differs"] == 1
+        assert producer.transfers.kept == 1, "another offset would be possible"
         wait_until(lambda: at_rest(producer), 10.0)
 
 
@@ -216,10 +214,10 @@ def test_a_lost_reader_of_a_shared_job_is_not_waited_for_long() -> None:
         assert gate.reached.wait(5.0)
         other.generation = 5
         other.start(range(600))
-        wait_until(lambda: len(producer.server.transfers) == 2)
+        wait_until(lambda: len(producer.transfers) == 2)
         assert producer.jobs == (1, 0)
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         gate.gate.set()
         began = time.monotonic()
         assert other.complete() == expected_regions(WIDE, range(600), 0, 32)
@@ -238,9 +236,9 @@ def test_one_that_waits_for_the_device_holds_nobody_up() -> None:
         lost.start(TOKENS)
         wait_until(lambda: producer.jobs == (1, 1))
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         time.sleep(2.5)
-        assert producer.server.transfers.kept == 1
+        assert producer.transfers.kept == 1
         with Peer(producer.url) as peer:
             peer.handshake().resume(lost)
             source.gate.set()
@@ -255,19 +253,19 @@ def test_what_was_acknowledged_cannot_be_asked_for_again() -> None:
         while lost.reception.received < 20:
             lost.step()
         lost.vanish()
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         arrived = lost.reception.received
         lost.reception.received = 1
         assert answer_to_resume(producer, lost) == "offset_differs"
         lost.reception.received = arrived
-        assert producer.server.transfers.kept == 1
+        assert producer.transfers.kept == 1
 
 
 def test_where_only_the_seal_is_missing_no_row_is() -> None:
     """All frames arrived, and their rows made room for others."""
     with running(Synthetic(WIDE, 32), pool_bytes=1 << 20) as producer:
         lost = lost_after(producer, frames_of(600, WIDE, 32), WIDE, range(600))
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         with Peer(producer.url, WIDE) as other:
             other.handshake().generation = 7
             assert other.fetch(range(300)) == expected_regions(WIDE, range(300), 0, 32)
@@ -299,7 +297,7 @@ def test_another_request_is_refused_by_name() -> None:
     with running(Synthetic(MIXED, TILE)) as producer:
         lost = lost_after(producer, 5)
         assert lost.reception is not None
-        wait_until(lambda: producer.server.transfers.kept == 1)
+        wait_until(lambda: producer.transfers.kept == 1)
         resume = lost.reception.resume(8)
         with Peer(producer.url) as peer:
             peer.handshake()
@@ -312,15 +310,15 @@ def test_another_request_is_refused_by_name() -> None:
             with pytest.raises(BatonError) as caught:
                 peer.until(Sealed)
             assert caught.value.reason == "resume_differs"
-        assert producer.server.transfers.counts["resume_differs"] == 1
-        assert producer.server.transfers.kept == 1, "somebody else's mistake ended it"
+        assert producer.transfers.counts["resume_differs"] == 1
+        assert producer.transfers.kept == 1, "somebody else's mistake ended it"
 
 
 def test_what_the_producer_never_had() -> None:
     with running(Synthetic(MIXED, TILE)) as one, running(Synthetic(MIXED, TILE)) as other:
         lost = lost_after(one, 5)
         assert answer_to_resume(other, lost) == "transfer_unknown"
-        assert other.server.transfers.counts["transfer_unknown"] == 1
+        assert other.transfers.counts["transfer_unknown"] == 1
 
 
 def test_a_prefill_that_comes_after_its_resume_is_nobody_s() -> None:
@@ -362,14 +360,14 @@ def sealed_and_lost(producer: Running) -> tuple[Peer, Sealed]:
     sealed = peer.until(Sealed)
     assert isinstance(sealed, Sealed)
     peer.vanish()
-    wait_until(lambda: producer.server.transfers.kept == 1)
+    wait_until(lambda: producer.transfers.kept == 1)
     return peer, sealed
 
 
 def test_committed_comes_by_another_connection_and_counts_once() -> None:
     with running(Synthetic(MIXED, TILE)) as producer:
         _, sealed = sealed_and_lost(producer)
-        transfers = producer.server.transfers
+        transfers = producer.transfers
         with Peer(producer.url) as peer:
             peer.handshake()
             peer.machine.acknowledge(sealed.seal)
@@ -391,8 +389,8 @@ def test_a_forged_late_committed_ends_its_connection_and_nothing_else() -> None:
             peer.flush()
             with pytest.raises((BatonError, Closed)):
                 peer.until(Sealed)
-        assert producer.server.transfers.kept == 1
-        assert producer.server.transfers.counts["commit_differs"] == 1
+        assert producer.transfers.kept == 1
+        assert producer.transfers.counts["commit_differs"] == 1
 
 
 def test_many_losses_leave_nothing_behind() -> None:
@@ -409,4 +407,4 @@ def test_many_losses_leave_nothing_behind() -> None:
             wait_until(lambda: at_rest(producer))
         wait_until(lambda: producer.connections == (0, 0))
         assert not [t for t in threading.enumerate() if t.name == "hash"]
-        assert producer.server.transfers.counts["resumed"] >= 12
+        assert producer.transfers.counts["resumed"] >= 12

@@ -37,7 +37,8 @@ def connected(stall_s: float = 5.0) -> Iterator[tuple[Wire, socket.socket]]:
     wire = Wire(server, stall_s=stall_s)
     try:
         client.sendall(UPGRADE)
-        wire.open(None, time.monotonic() + 5.0)
+        wire.secure(None, time.monotonic() + 5.0)
+        wire.open(time.monotonic() + 5.0)
         answer = b""
         while not answer.endswith(b"\r\n\r\n"):
             answer += client.recv(1)

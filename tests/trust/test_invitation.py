@@ -64,7 +64,7 @@ def test_two_machines_pair_by_a_code(tmp_path: Path) -> None:
         own().certificate,
         DECODER.certificate,
     )
-    assert seen == [kept]
+    wait_until(lambda: seen == [kept])
     server = server_context(theirs.certificate, theirs.private_key, [theirs.peer_certificate])
     meeting = meet(server, client_context(ours.certificate, ours.private_key))
     assert meeting.to_server == ours.certificate, "the records are good for a connection"
@@ -430,6 +430,37 @@ def test_a_stop_ends_everybody_and_the_port(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", producer.port), timeout=2.0)
     assert producer.invitation.stop(), "again is nothing"
+
+
+def test_one_that_was_never_started_is_stopped_too(tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    invitation = Invitation(listener, Peers(tmp_path, "producer"), own=own(), name="a", port=PORT)
+    assert invitation.stop()
+    assert listener.fileno() < 0
+
+
+def test_whoever_was_paired_is_told_before_anybody_ends_the_invitation(tmp_path: Path) -> None:
+    done: list[bool] = []
+
+    def ended(_: Peer) -> None:
+        thread = threading.Thread(target=lambda: done.append(producer.invitation.stop()))
+        thread.start()
+        time.sleep(0.2)
+
+    with inviting(tmp_path / "state", paired=ended) as producer:
+        producer.call(producer.invitation.open())
+    wait_until(lambda: bool(done))
+
+
+def test_a_code_that_was_tried_in_vain_is_told(tmp_path: Path) -> None:
+    burned: list[str] = []
+    with inviting(tmp_path / "state", burned=burned.append) as producer:
+        assert reason(producer.call, new_code()) == "pairing_closed"
+        producer.invitation.open()
+        assert reason(producer.call, new_code()) == "code_differs"
+        wait_until(lambda: bool(burned))
+        producer.call(producer.invitation.open())
+    assert burned == ["code_differs"], "what was no code's business is nobody's"
 
 
 # What is kept, and what is told
