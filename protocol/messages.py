@@ -1,9 +1,4 @@
-"""Control messages: one per WebSocket TEXT frame, in exactly one encoding.
-
-JSON as msgspec writes it: ``type`` first, then the fields in declared order, no blanks, no
-escapes, integers only, bytes as padded base64. A message that decodes but is not encoded
-like that is refused, so that two readers can never understand one text differently and
-every flipped byte is another message or none.
+"""Control messages: one per WebSocket TEXT frame, in exactly one encoding (``canonical``).
 
 Lengths are checked before anything is decoded; every field has bounds.
 """
@@ -18,9 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.canonical import Codec
 from protocol.identity import Identity
 from protocol.layout import Dtype
-from protocol.reasons import differs, refusal
+from protocol.reasons import differs
 
 VERSION: Final = 1
 MAX_TOKENS: Final = 1 << 20
@@ -259,9 +255,8 @@ Message = (
     | Abort
     | Aborted
 )
-MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
+_codec: Final = Codec[Message](
+    (
         Hello,
         HelloAck,
         Proof,
@@ -275,59 +270,21 @@ MESSAGES: Final[dict[str, type[msgspec.Struct]]] = {
         Resumed,
         Abort,
         Aborted,
-    )
-}
+    ),
+    Message,
+    VERSION,
+    called="a control message",
+)
+MESSAGES: Final = _codec.kinds
 """Every message by its tag."""
 
-
-class _Opening(msgspec.Struct):
-    """What can be read of a message of any version."""
-
-    type: str
-    version: int | None = None
-
-
-_openings: Final = msgspec.json.Decoder(_Opening)
-_messages: Final = msgspec.json.Decoder(Message)
-_encoder: Final = msgspec.json.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    """The one encoding of a message.
-
-    Raises ``msgspec.ValidationError`` if this side's own message breaks the bounds that a
-    peer would check (msgspec checks on decoding only, so this decodes again).
-    """
-    raw = _encoder.encode(message)
-    _messages.decode(raw)
-    return raw
+encode: Final = _codec.encode
+"""See :meth:`protocol.canonical.Codec.encode`."""
 
 
 def decode(raw: bytes, limit: int = CONTROL_BYTES) -> Message:
-    """The message in ``raw``, which may have at most ``limit`` bytes.
-
-    Raises PeerProtocolError: ``message_too_long``, ``message_malformed``,
-    ``message_unknown``, ``version_unsupported``, ``message_not_canonical``, in this order.
-    """
-    if len(raw) > limit:
-        raise differs("message_too_long", "length", len(raw), f"at most {limit}")
-    try:
-        opening = _openings.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise refusal("message_malformed", "a control message is not readable") from error
-    if opening.type not in MESSAGES:
-        raise refusal("message_unknown", "a control message has a tag unknown to this version")
-    if opening.version is not None and opening.version != VERSION:
-        raise differs("version_unsupported", "version", opening.version, VERSION)
-    try:
-        message = _messages.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        text = f"the fields of {opening.type} are not as they must be"
-        raise refusal("message_malformed", text, field=opening.type) from error
-    if _encoder.encode(message) != raw:
-        text = f"{opening.type} is not in its one encoding"
-        raise refusal("message_not_canonical", text, field=opening.type)
-    return message
+    """See :meth:`protocol.canonical.Codec.decode`."""
+    return _codec.decode(raw, limit)
 
 
 def prefill_limit(max_tokens: int) -> int:

@@ -1,6 +1,6 @@
 """The messages of the control channel, each in exactly one encoding.
 
-The encoding is that of :mod:`protocol.messages`. After the two that open a connection every
+The encoding is that of :mod:`protocol.canonical`. After the two that open a connection every
 message ends with ``mac``, which :class:`protocol.control.keys.Seals` computes over the whole
 message with zeros in its place. Only CONTROL_REFUSED has none: all it can do is end things.
 """
@@ -12,10 +12,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from protocol.canonical import Codec
 from protocol.identity import Identity
 from protocol.messages import MAX_GENERATION, Bytes32, Code, Epoch, Note, Recipe, Word
 from protocol.pairing.messages import Name
-from protocol.reasons import differs, refusal
 
 CONTROL_VERSION: Final = 1
 MAX_MESSAGE: Final = 4096
@@ -105,65 +105,26 @@ class ControlRefused(
 Sealed = ControlProof | Describe | Description | Unpair | Unpaired | Rotate | Rotated
 """Messages that carry a MAC."""
 Message = ControlHello | ControlAnswer | Sealed | ControlRefused
-MESSAGES: Final = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
+_codec: Final = Codec[Message](
+    (
         *(ControlHello, ControlAnswer, ControlProof, Describe, Description),
         *(Unpair, Unpaired, Rotate, Rotated, ControlRefused),
-    )
-}
+    ),
+    Message,
+    CONTROL_VERSION,
+    called="a message of control",
+    unversioned=("description",),
+)
+MESSAGES: Final = _codec.kinds
 """Every message by its tag."""
 
-
-class _Opening(msgspec.Struct):
-    """What can be read of a message of any version."""
-
-    type: str
-    version: object = None
-
-
-_openings: Final = msgspec.json.Decoder(_Opening)
-_messages: Final = msgspec.json.Decoder(Message)
-_encoder: Final = msgspec.json.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    """The one encoding of a message.
-
-    Raises ``msgspec.ValidationError`` if this side's own message breaks the bounds that a
-    peer would check.
-    """
-    raw = _encoder.encode(message)
-    _messages.decode(raw)
-    return raw
+encode: Final = _codec.encode
+"""See :meth:`protocol.canonical.Codec.encode`."""
 
 
 def decode(raw: bytes) -> Message:
-    """The message in ``raw``.
-
-    Raises PeerProtocolError: ``message_too_long``, ``message_malformed``,
-    ``message_unknown``, ``version_unsupported``, ``message_not_canonical``, in this order.
-    """
-    if len(raw) > MAX_MESSAGE:
-        raise differs("message_too_long", "length", len(raw), f"at most {MAX_MESSAGE}")
-    try:
-        opening = _openings.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise refusal("message_malformed", "a message of control is not readable") from error
-    if opening.type not in MESSAGES:
-        raise refusal("message_unknown", "a message has a tag unknown to this version of control")
-    if opening.type == "control_hello" and opening.version != CONTROL_VERSION:
-        found = opening.version if isinstance(opening.version, int) else None
-        raise differs("version_unsupported", "version", found, CONTROL_VERSION)
-    try:
-        message = _messages.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        text = f"the fields of {opening.type} are not as they must be"
-        raise refusal("message_malformed", text, field=opening.type) from error
-    if _encoder.encode(message) != raw:
-        text = f"{opening.type} is not in its one encoding"
-        raise refusal("message_not_canonical", text, field=opening.type)
-    return message
+    """See :meth:`protocol.canonical.Codec.decode`."""
+    return _codec.decode(raw, MAX_MESSAGE)
 
 
 def note(text: str) -> str:

@@ -1,8 +1,6 @@
 """The five messages of a pairing, each in exactly one encoding.
 
-The encoding is that of :mod:`protocol.messages`: JSON as msgspec writes it, ``type`` first,
-fields in declared order, no blanks, no escapes, bytes as padded base64. What is not encoded
-like that is refused, so that every changed byte is another message or none.
+The encoding is that of :mod:`protocol.canonical`.
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from protocol.canonical import Codec
 from protocol.messages import MAX_GENERATION, Bytes32, Code, Epoch
-from protocol.reasons import differs, refusal
+from protocol.reasons import refusal
 
 PAIRING_VERSION: Final = 1
 MAX_MESSAGE: Final = 1024
@@ -79,62 +78,22 @@ class PairRefused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 Message = PairHello | PairAnswer | PairConfirm | PairConfirmed | PairRefused
-MESSAGES: Final = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (PairHello, PairAnswer, PairConfirm, PairConfirmed, PairRefused)
-}
+_codec: Final = Codec[Message](
+    (PairHello, PairAnswer, PairConfirm, PairConfirmed, PairRefused),
+    Message,
+    PAIRING_VERSION,
+    called="a message of pairing",
+)
+MESSAGES: Final = _codec.kinds
 """Every message by its tag."""
 
-
-class _Opening(msgspec.Struct):
-    """What can be read of a message of any version."""
-
-    type: str
-    version: int | None = None
-
-
-_openings: Final = msgspec.json.Decoder(_Opening)
-_messages: Final = msgspec.json.Decoder(Message)
-_encoder: Final = msgspec.json.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    """The one encoding of a message.
-
-    Raises ``msgspec.ValidationError`` if this side's own message breaks the bounds that a
-    peer would check.
-    """
-    raw = _encoder.encode(message)
-    _messages.decode(raw)
-    return raw
+encode: Final = _codec.encode
+"""See :meth:`protocol.canonical.Codec.encode`."""
 
 
 def decode(raw: bytes) -> Message:
-    """The message in ``raw``.
-
-    Raises PeerProtocolError: ``message_too_long``, ``message_malformed``,
-    ``message_unknown``, ``version_unsupported``, ``message_not_canonical``, in this order.
-    No error holds anything that was in the message but its tag.
-    """
-    if len(raw) > MAX_MESSAGE:
-        raise differs("message_too_long", "length", len(raw), f"at most {MAX_MESSAGE}")
-    try:
-        opening = _openings.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise refusal("message_malformed", "a message of pairing is not readable") from error
-    if opening.type not in MESSAGES:
-        raise refusal("message_unknown", "a message has a tag unknown to this version of pairing")
-    if opening.version is not None and opening.version != PAIRING_VERSION:
-        raise differs("version_unsupported", "version", opening.version, PAIRING_VERSION)
-    try:
-        message = _messages.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        text = f"the fields of {opening.type} are not as they must be"
-        raise refusal("message_malformed", text, field=opening.type) from error
-    if _encoder.encode(message) != raw:
-        text = f"{opening.type} is not in its one encoding"
-        raise refusal("message_not_canonical", text, field=opening.type)
-    return message
+    """See :meth:`protocol.canonical.Codec.decode`."""
+    return _codec.decode(raw, MAX_MESSAGE)
 
 
 def require_name(name: str) -> None:

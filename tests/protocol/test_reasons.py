@@ -13,6 +13,7 @@ from protocol.reasons import COMPONENTS, REASONS, component_reason, differs, ref
 PACKAGE = Path(protocol.__file__).parent
 MODULES = (
     "aborts",
+    "canonical",
     "decoder_machine",
     "frames",
     "hello",

@@ -112,7 +112,7 @@ ROTATE = encode(Rotate(1, bytes(32), bytes(32)))
         (b'{"type":"pair_hello"}', "message_unknown"),
         (HELLO.replace(b'"version":1', b'"version":2'), "version_unsupported"),
         (b'{"type":"control_hello","version":2,"other":[]}', "version_unsupported"),
-        (HELLO.replace(b'"version":1,', b""), "version_unsupported"),
+        (HELLO.replace(b'"version":1,', b""), "message_malformed"),
         (HELLO.replace(b'"epoch":7', b'"epoch":-1'), "message_malformed"),
         (HELLO.replace(b'"epoch":7', b'"epoch":9007199254740992'), "message_malformed"),
         (ROTATE.replace(b'"epoch":1', b'"epoch":0'), "message_malformed"),
