@@ -30,6 +30,10 @@ _HELP: Final = """
 as a service of this user (systemd on Linux, launchd on macOS):
   --install             run this command, with the other options given, from now on and at login
   --uninstall           stop and remove that service
+
+settings of this machine:
+  --config FILE         options from this file (default: config.toml in the user's directory for
+                        settings); what stands on the command line goes before
 """
 
 

@@ -136,8 +136,7 @@ def parse(arguments: list[str]) -> Command:
     """The command in ``arguments``. Exits like argparse; raises ``ConfigError``
     (``config_invalid``) for options that do not go together.
     """
-    parser = _parser()
-    found = parser.parse_args(arguments)
+    found = parser().parse_args(arguments)
     values = {name: getattr(found, name) for name in _OPTIONS.values()}
     config = replace(_DEFAULTS, **{k: v for k, v in values.items() if v is not None})
     command = Command(
@@ -172,20 +171,21 @@ def check(config: ProducerConfig) -> None:
         raise _invalid("--link-mbps must be above 0.", "link_mbps")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``python -m gb10_producer`` and ``baton produce``."""
+    made = argparse.ArgumentParser(
         prog="baton produce",
         description="Baton's producer: prefills prompts and hands their KV cache to a decoder.",
         argument_default=None,
     )
-    add = parser.add_argument
-    source = parser.add_argument_group("what to run")
+    add = made.add_argument
+    source = made.add_argument_group("what to run")
     source.add_argument("--model", type=Path, metavar="DIR", help="the decoder's checkpoint")
     source.add_argument("--synthetic", metavar="LAYOUT", help="random rows, no model: muse-glimmer")
     source.add_argument("--device", choices=["auto", "cuda", "cpu"], help="default: auto")
     source.add_argument("--tile", type=int, help="tokens per tile (default: the device's)")
     source.add_argument("--threads", type=int, help="torch's CPU threads")
-    reach = parser.add_argument_group("who may talk to it")
+    reach = made.add_argument_group("who may talk to it")
     reach.add_argument("--pair", action="store_true", help="show a code, for `baton node add`")
     reach.add_argument("--name", help="what this machine is called (default: its host's name)")
     reach.add_argument("--host", help="address to bind (default: every one of this machine)")
@@ -217,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: INFO")
     add("--no-supervisor", action="store_true", help="run without the process that restarts it")
     add("--lifeline-fd", type=int, help=argparse.SUPPRESS)
-    return parser
+    return made
 
 
 def _bytes(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,14 @@ from tests import checkpoints
 # Two busy cores make any example slow now and then; the time limit of a test is enough.
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands that tests run read no settings of whoever runs them."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+        yield
 
 
 @pytest.fixture(scope="session")

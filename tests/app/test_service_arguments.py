@@ -35,7 +35,7 @@ def is_path(option: argparse.Action) -> bool:
     return option.metavar in PATHS or option.type is Path
 
 
-@pytest.mark.parametrize("parser", [decoder.parser(), producer._parser()], ids=lambda one: one.prog)
+@pytest.mark.parametrize("parser", [decoder.parser(), producer.parser()], ids=lambda one: one.prog)
 def test_every_option_says_whether_it_is_a_path(parser: argparse.ArgumentParser) -> None:
     """Below, options are taken for paths by these signs: a new one has to have one of them."""
     unknown = [
@@ -61,7 +61,7 @@ def test_the_decoders_paths_are_all_known() -> None:
 
 def test_the_producers_paths_are_paths() -> None:
     config = producer.ProducerConfig.__annotations__
-    for option in with_value(producer._parser()):
+    for option in with_value(producer.parser()):
         if is_path(option) and option.dest in config:
             assert option.type is Path, f"{option.dest} would stay relative"
 

@@ -1,0 +1,159 @@
+"""One file of settings for this machine, in the same words as the command line.
+
+``config.toml`` in the platform's directory has a table for each side, ``[serve]`` and
+``[produce]``, whose keys are the long options without their dashes. What is given on the command
+line goes before. No secret belongs into it: options that take one take a file's name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from platformdirs import user_config_path
+
+from protocol.errors import ConfigError
+
+Table = Literal["serve", "produce"]
+
+MAX_BYTES: Final = 64 * 1024
+
+FOR_ONE_RUN: Final = frozenset(
+    {
+        *("help", "key-fd", "lifeline-fd", "no-supervisor", "kv-bits"),
+        *("pair", "peers", "forget", "make-pairing"),
+    }
+)
+"""Options that say what to do once, or that a file cannot hold."""
+
+
+def default_path() -> Path:
+    """The file that is read where none is named; it need not exist."""
+    return user_config_path("baton", appauthor=False) / "config.toml"
+
+
+def arguments(table: Table, parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
+    """``given`` behind what the file says, without ``--config FILE``, which names another.
+
+    ``parser`` is the side's own: its options are the keys that there are. Raises ``ConfigError``:
+    ``settings_missing``, ``settings_exposed`` (others may write to it), ``settings_unreadable``,
+    ``settings_invalid``.
+    """
+    named, rest = _named(given)
+    if {"-h", "--help"} & {*rest}:
+        return rest
+    path = default_path() if named is None else named
+    raw = _read(path, required=named is not None)
+    if raw is None:
+        return rest
+    return [*_from_file(path, _table(path, raw, table), parser, rest), *rest]
+
+
+def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file that ``--config`` names last, and the other arguments."""
+    named: Path | None = None
+    rest: list[str] = []
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            value = next(words, None)
+            if value is None:
+                raise _invalid("--config needs the name of a file", "config")
+            named = Path(value)
+        elif word.startswith("--config="):
+            named = Path(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return named, rest
+
+
+def _read(path: Path, *, required: bool) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        if not required:
+            return None
+        raise ConfigError(
+            f"there is no file {path}", reason="settings_missing", field="config"
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or type(error).__name__) from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"others may write to {path}, and so say what runs here",
+            reason="settings_exposed",
+            field="config",
+            hint=f"chmod go-w {path}",
+        )
+    if len(raw) > MAX_BYTES:
+        raise _unreadable(path, f"it has more than {MAX_BYTES} bytes")
+    return raw
+
+
+def _table(path: Path, raw: bytes, table: Table) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(path, "it is not TOML") from error
+    for name, value in found.items():
+        if name not in ("serve", "produce"):
+            raise _invalid(f"{path} has a table or key that nobody reads: {name!a}", name)
+        if not isinstance(value, dict):
+            raise _invalid(f"[{name}] in {path} is a table", name)
+    return found.get(table, {})
+
+
+def _from_file(
+    path: Path, values: dict[str, Any], parser: argparse.ArgumentParser, rest: Sequence[str]
+) -> Iterator[str]:
+    options = {
+        option[2:]: action
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    on_the_line = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
+    for key, value in values.items():
+        action = options.get(key)
+        if action is None or key in FOR_ONE_RUN:
+            known = ", ".join(sorted({*options} - FOR_ONE_RUN))
+            raise _invalid(
+                f"{path} has a key that is no setting: {key!a}", key, f"the settings are: {known}"
+            )
+        if key not in on_the_line:
+            yield from _words(path, key, value, action)
+
+
+def _words(path: Path, key: str, value: object, action: argparse.Action) -> Iterator[str]:
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise _invalid(f"{key} in {path} is true or false", key)
+        if value:
+            yield f"--{key}"
+        return
+    several = isinstance(action.default, list)
+    values = value if isinstance(value, list) and several else [value]
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, str | int | float):
+            form = "a text or a number, or a list of such" if several else "a text or a number"
+            raise _invalid(f"{key} in {path} is {form}", key)
+        yield f"--{key}={one}"
+
+
+def _invalid(message: str, field: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(message, reason="settings_invalid", field=field[:64], hint=hint)
+
+
+def _unreadable(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read: {why}", reason="settings_unreadable", field="config"
+    )

@@ -1,0 +1,169 @@
+"""Settings in a file: the same options, checked by the same parser, and no others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app import settings
+from app.commands import app
+from app.settings import FOR_ONE_RUN, Table
+from gb10_producer import config as producer
+from mac_decoder import config as decoder
+from protocol.errors import ConfigError
+
+SERVE = """
+[serve]
+model = "/models/one two"
+port = 9000
+lane = "remote"
+no-disk = true
+share-caches = false
+allow-host = ["a.local", "b.local"]
+default-temperature = 0.5
+served-name = "-7"
+"""
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(0o644)
+    return path
+
+
+def served(path: Path, *given: str) -> argparse.Namespace:
+    return decoder.parser().parse_args(
+        settings.arguments("serve", decoder.parser(), [*given, "--config", str(path)])
+    )
+
+
+def test_what_the_file_says_is_as_if_it_had_been_typed(tmp_path: Path) -> None:
+    found = served(written(tmp_path / "config.toml", SERVE))
+    assert found.model == "/models/one two"
+    assert (found.port, found.lane, found.default_temperature) == (9000, "remote", 0.5)
+    assert (found.no_disk, found.share_caches) == (True, False)
+    assert found.allow_host == ["a.local", "b.local"]
+    assert found.served_name == "-7"
+    typed = ["--model=/models/one two", "--port=9000", "--lane=remote", "--no-disk"]
+    typed += ["--allow-host=a.local", "--allow-host=b.local", "--default-temperature=0.5"]
+    assert found == decoder.parser().parse_args([*typed, "--served-name=-7"])
+
+
+def test_the_command_line_goes_before(tmp_path: Path) -> None:
+    path = written(tmp_path / "config.toml", SERVE)
+    found = served(path, "--port", "1", "--allow-host=c.local", "--model", "other")
+    assert (found.port, found.allow_host, found.model) == (1, ["c.local"], "other")
+    assert found.lane == "remote"
+
+
+def test_each_side_has_its_table(tmp_path: Path) -> None:
+    path = written(tmp_path / "config.toml", SERVE + '\n[produce]\nmodel = "m"\nport = 7000\n')
+    found = settings.arguments("produce", producer.parser(), [f"--config={path}"])
+    assert found == ["--model=m", "--port=7000"]
+    config = producer.parse(found).config
+    assert (config.model, config.port) == (Path("m"), 7000)
+
+
+def test_without_a_file_there_are_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "default_path", lambda: tmp_path / "config.toml")
+    given = ["--model", "m"]
+    assert settings.arguments("serve", decoder.parser(), given) == given
+    written(tmp_path / "config.toml", SERVE)
+    assert "--port=9000" in settings.arguments("serve", decoder.parser(), given)
+    # Help is help, whatever the file says.
+    written(tmp_path / "config.toml", "nonsense")
+    assert settings.arguments("serve", decoder.parser(), ["--help"]) == ["--help"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "field"),
+    [
+        (b"\xff\xfe", "settings_unreadable", "config"),
+        ("model = ", "settings_unreadable", "config"),
+        ("#" * (settings.MAX_BYTES + 1), "settings_unreadable", "config"),
+        ("[server]\n", "settings_invalid", "server"),
+        ("model = 'm'\n", "settings_invalid", "model"),
+        ("[serve]\nmodels = 'm'\n", "settings_invalid", "models"),
+        ("[serve]\nkey-fd = 3\n", "settings_invalid", "key-fd"),
+        ("[serve]\nport = true\n", "settings_invalid", "port"),
+        ("[serve]\nport = [1, 2]\n", "settings_invalid", "port"),
+        ("[serve]\nport = 2020-01-01\n", "settings_invalid", "port"),
+        ("[serve]\nno-disk = 'yes'\n", "settings_invalid", "no-disk"),
+        ("[serve]\nallow-host = [['a']]\n", "settings_invalid", "allow-host"),
+        ("[serve.port]\n", "settings_invalid", "port"),
+        ("serve = 3\n", "settings_invalid", "serve"),
+    ],
+)
+def test_what_is_no_setting_is_refused(
+    text: str | bytes, reason: str, field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        served(written(tmp_path / "config.toml", text))
+    assert (caught.value.reason, caught.value.field) == (reason, field)
+
+
+def test_a_file_that_others_may_write_to_says_nothing_here(tmp_path: Path) -> None:
+    path = written(tmp_path / "config.toml", SERVE)
+    for mode in (0o664, 0o646):
+        path.chmod(mode)
+        with pytest.raises(ConfigError) as caught:
+            served(path)
+        assert caught.value.reason == "settings_exposed"
+    path.chmod(0o600)
+    assert served(path).port == 9000
+
+
+def test_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
+    for path, reason in (
+        (tmp_path / "none", "settings_missing"),
+        (tmp_path, "settings_unreadable"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            served(path)
+        assert caught.value.reason == reason
+    with pytest.raises(ConfigError) as caught:
+        settings.arguments("serve", decoder.parser(), ["--config"])
+    assert caught.value.reason == "settings_invalid"
+
+
+@pytest.mark.parametrize(
+    ("table", "parser"), [("serve", decoder.parser), ("produce", producer.parser)]
+)
+def test_every_lasting_option_can_be_set_and_no_secret(
+    table: Table, parser: Callable[[], argparse.ArgumentParser], tmp_path: Path
+) -> None:
+    """Each option is a setting, or known to be for one run."""
+    seen = 0
+    for action in parser()._actions:
+        for option in action.option_strings:
+            if not option.startswith("--"):
+                continue
+            key = option[2:]
+            value = "true" if action.nargs == 0 else '"x"'
+            path = written(tmp_path / "config.toml", f"[{table}]\n{key} = {value}\n")
+            given = [f"--config={path}"]
+            if key in FOR_ONE_RUN:
+                with pytest.raises(ConfigError):
+                    settings.arguments(table, parser(), given)
+                continue
+            word = f"--{key}" if action.nargs == 0 else f"--{key}=x"
+            assert settings.arguments(table, parser(), given) == [word]
+            seen += 1
+    assert seen > 15
+
+
+@pytest.mark.parametrize("command", ["serve", "produce"])
+def test_the_commands_read_it(command: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "config.toml", f"[{command}]\nmodel = '{tmp_path / 'nowhere'}'\n")
+    result = CliRunner().invoke(app, [command, "--config", str(path)])
+    assert result.exit_code == 78
+    path = written(tmp_path / "config.toml", f"[{command}]\nmodle = 'm'\n")
+    result = CliRunner().invoke(app, [command, "--config", str(path)])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.reason == "settings_invalid"
