@@ -19,11 +19,12 @@ from app.cache_place import StateDir
 from app.discovery import SECONDS, browse
 from app.node_decoder import Decoder, KeysFile, Url
 from app.node_figures import figures, table
-from app.node_registry import Registry, SecretsChoice, link_name, machine_name
+from app.node_registry import Registry, SecretsChoice, link_name
 from app.status import DEFAULT_URL
 from app.terminal import complain, err, out, print_json
 from protocol.errors import BatonError, TransferError
 from trust.control import Control
+from trust.own import machine_name
 from trust.peers import Address, Peer
 
 app = typer.Typer(no_args_is_help=True, help="Pair producers with this machine's decoder.")
@@ -58,7 +59,7 @@ def add(
     registry.peers.require_usable()  # before a code is spent
     found = node_add.target_of(target)
     code = node_add.ask_for_code(from_stdin=code_stdin)
-    peer = node_add.pair(registry, found, code, name or machine_name(), called)
+    peer = node_add.pair(registry, found, code, name or machine_name("mac"), called)
     decoder = Decoder(url, api_keys_file)
     try:
         _describe(peer)
@@ -106,7 +107,7 @@ def remove(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None
         err.print(
             f"[yellow]It could not be told[/] ({escape(unheard.reason)}). Unless it has removed "
             "this machine already, remove it there: baton produce --forget "
-            f"'{escape(machine_name())}', or as baton produce --peers calls it.",
+            f"'{escape(machine_name('mac'))}', or as baton produce --peers calls it.",
             soft_wrap=True,
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -86,10 +84,3 @@ class Registry:
 def link_name(peer: Peer) -> str:
     """What a decoder's status calls the link to ``peer``."""
     return "" if peer.address is None else url_of(peer.address)
-
-
-def machine_name() -> str:
-    """What this machine is called by its system, as others can be told it."""
-    host = socket.gethostname().removesuffix(".local")
-    kept = re.sub(r'[^ -~]|["\\]', "", host).strip()[:_LONGEST_NAME].strip()
-    return kept or "decoder"
