@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing.messages import require_name
 from trust.secrets import Choice, default_choice
@@ -34,6 +35,7 @@ class ProducerConfig:
     port: int = 7431
     pair: bool = False
     pair_port: int = 7432
+    no_advertise: bool = False
     name: str | None = None
     state_dir: Path | None = None
     secrets: Choice | None = None
@@ -61,6 +63,11 @@ class ProducerConfig:
     def address(self) -> str:
         """The host to bind: other machines can reach a producer that has a registry."""
         return self.host or ("0.0.0.0" if self.registered else "127.0.0.1")
+
+    @property
+    def advertised(self) -> bool:
+        """Whether it says on the local network where it is: where others can reach it."""
+        return self.registered and not self.no_advertise and not is_loopback(self.address)
 
     @property
     def only_pairs(self) -> bool:
@@ -94,6 +101,7 @@ _OPTIONS: Final = {
     "--port": "port",
     "--pair": "pair",
     "--pair-port": "pair_port",
+    "--no-advertise": "no_advertise",
     "--name": "name",
     "--state-dir": "state_dir",
     "--secrets": "secrets",
@@ -192,6 +200,9 @@ def parser() -> argparse.ArgumentParser:
     reach.add_argument("--port", type=int, help=f"0: any free one (default {_DEFAULTS.port})")
     reach.add_argument(
         "--pair-port", type=int, help=f"where codes are tried (default {_DEFAULTS.pair_port})"
+    )
+    reach.add_argument(
+        "--no-advertise", action="store_true", help="do not say by zeroconf where this is"
     )
     reach.add_argument("--peers", action="store_true", help="list who is paired, exit")
     reach.add_argument("--forget", metavar="NAME", help="forget who is paired, exit")

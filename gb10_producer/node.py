@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gb10_producer import logs
+from gb10_producer.advertise import Advertisement, addresses_of
 from gb10_producer.backlog import Pool, item_bytes
 from gb10_producer.config import ProducerConfig, check
 from gb10_producer.control import Desk, Profile
@@ -143,10 +144,12 @@ def serve(
             # Who pairs, or asks what this is, need not wait for the model.
             server.start()
             stack.callback(server.stop)
+            port = listener.getsockname()[1]
+            advertisement = _advertise(config, registry, port, stack)
             if config.pair:
-                welcome = _welcome(config, registry, listener.getsockname()[1], trust.refresh)
-                welcome.start()
+                welcome = _welcome(config, registry, port, advertisement, trust.refresh)
                 stack.callback(welcome.stop)
+                welcome.start()
         source = _source(config)
         device = _device(config, source, stop)
         device.start()
@@ -178,11 +181,16 @@ def pair(config: ProducerConfig, stop: threading.Event | None = None) -> int:
     """
     stop = stop or threading.Event()
     check(config)
-    welcome = _welcome(config, open_registry(config), config.port)
-    welcome.start()
-    while not welcome.wait(0.2) and not stop.is_set():
-        pass
-    welcome.stop()
+    registry = open_registry(config)
+    with ExitStack() as stack:
+        # The one that runs may answer already, without a port for codes.
+        instance = f"{registry.name} pairing"
+        advertisement = _advertise(config, registry, config.port, stack, instance)
+        welcome = _welcome(config, registry, config.port, advertisement)
+        stack.callback(welcome.stop)
+        welcome.start()
+        while not welcome.wait(0.2) and not stop.is_set():
+            pass
     return 0
 
 
@@ -192,9 +200,34 @@ def _server(
     desk = None
     if registry is not None:
         assert isinstance(trust, RegistryTrust)
-        model = config.synthetic if config.model is None else config.model.resolve().name
-        desk = Desk(trust, Profile(registry.name, _version(), model or ""))
+        desk = Desk(trust, Profile(registry.name, _version(), _model_name(config)))
     return Server(listener, trust, connections=config.connections, desk=desk)
+
+
+def _advertise(
+    config: ProducerConfig,
+    registry: Registry,
+    port: int,
+    stack: ExitStack,
+    instance: str | None = None,
+) -> Advertisement | None:
+    if not config.advertised:
+        return None
+    advertisement = Advertisement(
+        name=registry.name,
+        addresses=addresses_of(config.address),
+        port=port,
+        model=_model_name(config),
+        instance=instance,
+    )
+    stack.callback(advertisement.stop)
+    advertisement.start()
+    return advertisement
+
+
+def _model_name(config: ProducerConfig) -> str:
+    """What is served, by its directory's name; empty if nothing is."""
+    return (config.synthetic or "") if config.model is None else config.model.resolve().name
 
 
 def _version() -> str:
@@ -207,31 +240,41 @@ def _welcome(
     config: ProducerConfig,
     registry: Registry,
     port: int,
+    advertisement: Advertisement | None,
     changed: Callable[[], None] = lambda: None,
 ) -> Welcome:
+    listener = bind(config.address, config.pair_port, "--pair-port")
+    pair_port = listener.getsockname()[1]
+    called = _called(config.address, pair_port)
+    if advertisement is not None:
+        called = [registry.name, *called]
+
     def paired(peer: Peer) -> None:
         changed()
         say_paired(peer.name)
 
-    listener = bind(config.address, config.pair_port, "--pair-port")
+    def opened(open: bool) -> None:
+        if advertisement is not None:
+            advertisement.pair(pair_port if open else 0)
+
     return Welcome(
         listener,
         registry.peers,
         registry.own,
         name=registry.name,
         port=port,
-        called=_called(config.address, listener.getsockname()[1]),
+        called=called,
         paired=paired,
+        opened=opened,
     )
 
 
-def _called(host: str, port: int) -> str:
-    """What is typed at the decoder for this machine: a name where it has several addresses."""
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
+def _called(host: str, port: int) -> list[str]:
+    """What may be typed at the decoder for what is bound there, without zeroconf."""
+    hosts = addresses_of(host) or [socket.gethostname()]
     if port == ProducerConfig.pair_port:
-        return host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return hosts
+    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
 
 
 def _device(config: ProducerConfig, source: Source, stop: threading.Event) -> Device:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import shlex
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import BatonError, CapacityError
@@ -59,16 +60,16 @@ class Welcome:
         *,
         name: str,
         port: int,
-        called: str,
+        called: Sequence[str],
         paired: Callable[[Peer], None] = lambda peer: None,
         opened: Callable[[bool], None] = lambda open: None,
         say: Callable[[str], None] = tell,
     ) -> None:
         """``listener`` is bound, for codes, and closed in the end; ``port`` is for handoffs.
 
-        ``called``: what to type at the decoder. ``paired`` is called once a peer is kept;
-        ``opened`` when codes can be tried, and when they cannot any more. Raises ``ConfigError``
-        as ``Invitation`` does.
+        ``called``: what may be typed at the decoder, the best first. ``paired`` is called once
+        a peer is kept; ``opened`` when codes can be tried, and when they cannot any more. Raises
+        ``ConfigError`` as ``Invitation`` does.
         """
         self._called = called
         self._paired = paired
@@ -163,10 +164,12 @@ class Welcome:
             return None
 
 
-def _shown(code: Code, called: str) -> str:
+def _shown(code: Code, called: Sequence[str]) -> str:
     minutes = CODE_LIFE_S / 60
+    first, *others = (f"baton node add {shlex.quote(one)}\n" for one in called)
     return (
-        f"\nTo pair, type on the Mac:  baton node add {called}\n"
-        f"and there this code:       {' '.join(code.words)}\n"
+        f"\nTo pair, type on the Mac:  {first}"
+        + "".join(f"                       or:  {other}" for other in others)
+        + f"and there this code:       {' '.join(code.words)}\n"
         f"It can be tried once, within {minutes:.0f} minutes.\n"
     )

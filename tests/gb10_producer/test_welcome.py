@@ -39,7 +39,7 @@ class Shown:
             OWN,
             name="gb10",
             port=7777,
-            called="gb10.local",
+            called=("gb10 2", "192.0.2.7:1"),
             paired=self.paired.append,
             opened=self.opened.append,
             say=self.said.append,
@@ -78,7 +78,8 @@ def test_a_code_is_shown_and_gone_once_somebody_has_paired(tmp_path: Path) -> No
         shown.call(code)
         assert shown.welcome.wait(5.0)
         text = shown.said[0]
-        assert "baton node add gb10.local" in text
+        assert "baton node add 'gb10 2'\n" in text, "as a shell takes it"
+        assert "baton node add 192.0.2.7:1\n" in text
         assert "10 minutes" in text
         assert shown.said[1:] == ["Paired with macbook."]
         assert [peer.name for peer in shown.paired] == ["macbook"]
