@@ -141,7 +141,7 @@ def test_a_decoder_that_was_forgotten_is_refused_and_goes_on_alone(
     paired(box, mac)
     assert source(mac, CHAT, reuse=False)[0] == "remote"
     box.produce("--forget", "mac")
-    until(lambda: mac.listed()[0]["state"] in ("down", "refused"), 20)
+    until(lambda: mac.listed()[0]["state"] in ("down", "refused"))
     found, _ = source(mac, CHAT, reuse=False)
     assert found == "local"
     (peer,) = registry(mac).all().peers
