@@ -193,6 +193,8 @@ class Peer:
     def vanish(self) -> Peer:
         """The connection breaks; what was received stays."""
         self.socket.socket.shutdown(socket.SHUT_RDWR)
+        if isinstance(self.socket, OneThread):  # the library's own closes by itself
+            self.socket.socket.close()
         with suppress(TransferError):
             self.machine.eof(time.monotonic())
         return self
