@@ -29,17 +29,23 @@ _STOP_S: Final = 3.0
 
 
 def addresses_of(host: str) -> list[str]:
-    """The numbers at which other machines reach what is bound to ``host``, IPv4 first."""
+    """The numbers at which other machines reach what is bound to ``host``, IPv4 first.
+
+    A cable between two machines has link-local ones at first, which come last; those of IPv6
+    mean nothing without the name of an interface, which is another one there.
+    """
     if host not in ("0.0.0.0", "::", ""):
         return [host]
-    found: list[str] = []
+    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
     for interface in psutil.net_if_addrs().values():
         for one in interface:
             if one.family == socket.AF_INET or (host == "::" and one.family == socket.AF_INET6):
                 number = ipaddress.ip_address(one.address.partition("%")[0])
-                if not number.is_loopback and not number.is_link_local:
-                    found.append(str(number))
-    return sorted(found, key=lambda number: (":" in number, found.index(number)))
+                scoped = number.version == 6 and number.is_link_local
+                if not number.is_loopback and not scoped:
+                    found.append(number)
+    found.sort(key=lambda number: (number.version, number.is_link_local))
+    return [str(number) for number in found]
 
 
 class Advertisement:

@@ -116,8 +116,8 @@ def test_addresses_are_those_that_others_reach(monkeypatch: pytest.MonkeyPatch) 
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     assert advertise.psutil is psutil
-    assert addresses_of("0.0.0.0") == ["192.0.2.7"]
-    assert addresses_of("::") == ["192.0.2.7", "fd00::7"]
+    assert addresses_of("0.0.0.0") == ["192.0.2.7", "169.254.1.1"]
+    assert addresses_of("::") == ["192.0.2.7", "169.254.1.1", "fd00::7"]
     assert addresses_of("198.51.100.1") == ["198.51.100.1"]
 
 
