@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PACKAGES := protocol trust mac_decoder gb10_producer app tests conftest.py
 # Where it is installed (Debian: libopenblas0-pthread), a BLAS whose results depend on shapes, as a GPU's do.
 OPENBLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3))
-# Test processes side by side; each loads both frameworks, and a third of their time is waiting.
-WORKERS ?= 3
+# Test processes side by side; each loads both frameworks.
+WORKERS ?= 2
 # Set to pass options on, as in: make demo ARGS="--compare-local"
 ARGS ?=
 
