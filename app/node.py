@@ -17,7 +17,7 @@ from rich.table import Table
 from app import node_add
 from app.cache_place import StateDir
 from app.discovery import SECONDS, browse
-from app.node_decoder import Decoder, KeysFile, Url
+from app.node_decoder import STILL, Decoder, KeysFile, Url
 from app.node_figures import figures, table
 from app.node_registry import Registry, SecretsChoice, link_name
 from app.status import DEFAULT_URL
@@ -118,13 +118,17 @@ def rotate(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None
     registry = Registry(state_dir, secrets)
     peer = registry.peers.named(name)
     registry.peers.require_usable()
-    with Control.open(_address(peer), peer.record) as control:
-        record = control.rotate()
-        kept = registry.peers.update(peer.fingerprint, lambda old: replace(old, record=record))
+
+    def renewed(known: Peer) -> Peer:
+        # Under the registry's lock: of two rotations at once each goes on from the other's key.
+        with Control.open(_address(known), known.record) as control:
+            return replace(known, record=control.rotate())
+
+    kept = registry.peers.update(peer.fingerprint, renewed)
     if kept is None:
         err.print(f"{escape(peer.name)} was removed meanwhile")
         raise typer.Exit(1)
-    err.print(f"{escape(peer.name)} has a new key: epoch {record.epoch}")
+    err.print(f"{escape(peer.name)} has a new key: epoch {kept.record.epoch}")
 
 
 @app.command()
@@ -138,16 +142,22 @@ def qualify(
     """Compare a producer's rows with this machine's anew, and measure it."""
     registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
     peer = registry.peers.named(name)
-    registry.forget_verdict(peer)
     try:
+        # A producer that cannot be asked keeps the verdict that it has.
+        decoder.require_reached(link_name(peer))
+        registry.forget_verdict(peer)
         decoder.wait(
             link_name(peer),
             f"{peer.name}: compare its rows with this machine's",
             lambda: registry.verdict(peer) is not None,
         )
     except TransferError as error:
+        if error.reason == STILL:
+            err.print(_still(error))
+            return
         if error.reason != "decoder_unreachable":
             raise
+        registry.forget_verdict(peer)
         err.print(f"{NOT_RUNNING}: it is qualified once one runs (baton serve)")
         return
     _print_list(registry, [peer], decoder, as_json=False)
@@ -188,9 +198,17 @@ def _await_health(decoder: Decoder, peer: Peer) -> None:
     try:
         decoder.wait(link_name(peer), f"{peer.name}: compare its rows with this machine's")
     except TransferError as error:
+        if error.reason == STILL:
+            err.print(_still(error))
+            return
         if error.reason != "decoder_unreachable":
             raise
         err.print(f"{NOT_RUNNING}: it is used once one runs (baton serve --model DIR)")
+
+
+def _still(error: TransferError) -> str:
+    """Comparing takes longer than anybody should wait here, which is nobody's fault."""
+    return f"still being compared ({escape(str(error.found))}): see `baton node list` later"
 
 
 def _print_list(

@@ -23,6 +23,9 @@ KeysFile = Annotated[
 PATIENCE_S: Final = 120.0
 """How long a decoder may take to meet a producer and to compare rows."""
 
+STILL: Final = "producer_qualifying"
+"""The reason of a link whose producer is being compared."""
+
 _LOOK_S: Final = 0.5
 _SETTLE_S: Final = 15.0
 """A producer that was paired a moment ago may refuse at first; it is asked again by itself."""
@@ -41,6 +44,15 @@ class Decoder:
         key = None if self.keys_file is None else first_key(self.keys_file)
         engine = fetch_status(self.url, key=key).get("engine") or {}
         return engine.get("links") or []
+
+    def require_reached(self, name: str) -> None:
+        """Return unless the decoder says that it cannot reach what is behind the link.
+
+        Raises ``TransferError`` with the link's reason, and as :meth:`links`.
+        """
+        state = self._link(name)
+        if state.get("state") in ("down", "refused"):
+            raise _unused(state)
 
     def wait(
         self,
@@ -64,12 +76,7 @@ class Decoder:
                 waited = time.monotonic() - began
                 unfit = state.get("state") == "unfit" and done()
                 if unfit or _hopeless(state, waited) or waited > patience_s:
-                    raise TransferError(
-                        "the decoder does not use the producer",
-                        reason=state.get("reason") or _silent(state),
-                        found=state.get("detail") or state.get("state"),
-                        hint="see `baton node list`; the log of `baton serve` has more",
-                    )
+                    raise _unused(state)
                 time.sleep(_LOOK_S)
 
     def _link(self, name: str) -> Mapping[str, Any]:
@@ -81,6 +88,15 @@ class Decoder:
                 raise
             return {"reason": error.reason, "detail": error.message}
         return next((link for link in links if link.get("name") == name), {})
+
+
+def _unused(link: Mapping[str, Any]) -> TransferError:
+    return TransferError(
+        "the decoder does not use the producer",
+        reason=link.get("reason") or _silent(link),
+        found=link.get("detail") or link.get("state"),
+        hint="see `baton node list`; the log of `baton serve` has more",
+    )
 
 
 def _silent(link: Mapping[str, Any]) -> str:

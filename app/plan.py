@@ -83,7 +83,7 @@ def plan_handoff(layout: Layout, prompt: int, held: int, extra: Sequence[int] = 
             reason="extra_cut_out_of_range",
             field="extra-cut",
             found=wrong[0],
-            expected=f"between {cut} and {end}, and within the smallest window of {end}",
+            expected=f"{_lowest(layout, cut, end)} to {end - 1}",
         )
     payload, full = payload_bytes(layout, cut, end, cuts), payload_bytes(layout, 0, end, cuts)
     resent = sum(
@@ -95,6 +95,12 @@ def plan_handoff(layout: Layout, prompt: int, held: int, extra: Sequence[int] = 
     share = payload / full if full else 0.0
     kinds = _by_kind(layout, cut, end, cuts)
     return HandoffPlan(prompt, held, cuts, payload, full, share, resent, kinds)
+
+
+def _lowest(layout: Layout, cut: int, end: int) -> int:
+    """The lowest extra cut that a handoff over ``[cut, end)`` brings, whatever the tile."""
+    windows = [layer.window for layer in layout.layers if isinstance(layer, SlidingLayer)]
+    return max(cut + 1, end - min(windows, default=end))
 
 
 def _by_kind(layout: Layout, cut: int, end: int, extra: Sequence[int]) -> tuple[KindPlan, ...]:

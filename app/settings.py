@@ -102,7 +102,7 @@ def _table(path: Path, raw: bytes, table: Table) -> dict[str, Any]:
         found = tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _unreadable(path, "it is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers and nesting without end, too
         raise _unreadable(path, "it is not TOML") from error
     for name, value in found.items():
         if name not in ("serve", "produce"):

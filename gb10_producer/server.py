@@ -190,7 +190,14 @@ class Server:
         )
         with self._lock:
             self._strangers[connection] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            # No more threads: connections that end give some back.
+            with self._lock:
+                self._strangers.pop(connection)
+            log.warning("connection refused: no threads", extra={"peer": peer})
+            sock.close()
 
     def _run(self, connection: Connection) -> None:
         try:

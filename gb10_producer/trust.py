@@ -129,6 +129,8 @@ class RegistryTrust:
         self._failed = False
         self._changed: Callable[[], None] = lambda: None
         self._context = self._context_of(())
+        self._pins: frozenset[bytes] = frozenset()
+        """Whom TLS lets in."""
         self._take(peers.all())
 
     @property
@@ -237,11 +239,17 @@ class RegistryTrust:
                 self._tell(peer.fingerprint.hex(), "own_certificate_differs")
         for fault in found.faults:
             self._tell(fault.name, fault.error.reason)
-        if usable.keys() != self._known.keys():
-            self._context = self._context_of(
-                peer.record.peer_certificate for peer in usable.values()
-            )
         self._known = usable
+        if usable.keys() == self._pins:
+            return
+        try:
+            pins = [peer.record.peer_certificate for peer in usable.values()]
+            self._context = self._context_of(pins)
+            self._pins = frozenset(usable)
+        except ConfigError as error:
+            # Who is new gets in later; who was removed is shut out after TLS, by what is known.
+            self._failed = True
+            self._tell("", error.reason)
 
     def _tell(self, name: str, reason: str) -> None:
         """Once for each file and reason."""

@@ -30,6 +30,7 @@ from mac_decoder.qualify.gate import Gate
 from protocol.checkpoint import Checkpoint
 from protocol.errors import ConfigError, TransferError
 from trust.peers import Peer
+from trust.tls import NO_ROOM
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,8 @@ class Nodes:
         try:
             trust = trust_of_record(peer.record)
         except ConfigError as error:
+            if error.reason == NO_ROOM:
+                raise  # it is looked at again
             self._tell(peer.fingerprint.hex(), error.reason, error.message)
             return None
         return self._gate(url_of(peer.address), trust, peer.fingerprint)

@@ -89,13 +89,18 @@ def told(error: BatonError, program: str) -> str:
     """
     details = error.details()
     lines = [f"{program}: error: {error.message.rstrip('.')} ({error.reason})"]
-    lines += [f"  {name}: {details[name]}" for name in _SHOWN if name in details]
+    lines += [f"  {name}: {_plain(details[name])}" for name in _SHOWN if name in details]
     if error.hint:
         lines.append("  → " + error.hint.replace("\n", "\n    "))
     return "\n".join(lines)
 
 
 _SHOWN = ("field", "found", "expected")
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would act on: values come from files and other machines."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class ConfigError(BatonError):

@@ -28,7 +28,7 @@ from protocol.pairing.record import fingerprint
 from protocol.reasons import refusal
 from trust.frames import receive_frame, receive_opening, send_frame
 from trust.peers import Peer, Peers
-from trust.tls import pinned, server_context
+from trust.tls import NO_ROOM, pinned, server_context
 
 log = logging.getLogger(__name__)
 
@@ -258,6 +258,8 @@ class Invitation:
         try:
             return server_context(self._own.certificate, self._own.private_key, [announced])
         except ConfigError as error:
+            if error.reason == NO_ROOM:
+                raise
             text = "the announced certificate is none that TLS can use"
             raise refusal("certificate_unusable", text, field="certificate") from error
 

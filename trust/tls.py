@@ -29,6 +29,9 @@ from cryptography.hazmat.primitives.serialization import (
 from protocol.errors import ConfigError
 from protocol.pairing.record import fingerprint
 
+NO_ROOM: Final = "temporary_directory_unusable"
+"""No fault of a certificate: trying again may help."""
+
 _NO_CHECK_TIME: Final = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME: the very certificate is pinned, and boxes lose their clocks."""
 
@@ -37,7 +40,8 @@ def server_context(certificate: bytes, private_key: bytes, pins: Iterable[bytes]
     """TLS 1.3 as a server with its own leaf; clients must show one of ``pins``. All are DER.
 
     With no pins nobody is let in. Every shown certificate still has to pass :func:`pinned`.
-    Raises ``ConfigError`` (``pairing_unreadable``) for what is no certificate or key.
+    Raises ``ConfigError``: ``pairing_unreadable`` for what is no certificate or key,
+    ``temporary_directory_unusable``.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -88,10 +92,20 @@ def _load_own(context: ssl.SSLContext, certificate: bytes, private_key: bytes) -
     text = leaf.public_bytes(Encoding.PEM) + key.private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password)
     )
-    with tempfile.TemporaryDirectory(prefix="baton-") as directory:
-        path = Path(directory) / "own.pem"
-        path.write_bytes(text)
-        context.load_cert_chain(path, password=password)
+    try:
+        with tempfile.TemporaryDirectory(prefix="baton-") as directory:
+            path = Path(directory) / "own.pem"
+            path.write_bytes(text)
+            context.load_cert_chain(path, password=password)
+    except ssl.SSLError:
+        raise  # an OSError too, and about the certificate
+    except OSError as error:
+        raise ConfigError(
+            f"A private key could not be handed to TLS: {error.strerror}.",
+            reason=NO_ROOM,
+            field="TMPDIR",
+            hint="make room in the directory for temporary files",
+        ) from error
 
 
 def _unusable() -> ConfigError:

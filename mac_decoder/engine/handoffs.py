@@ -271,6 +271,9 @@ class Handoffs:
             if not wanted:
                 handoff.discarded("cancelled")
                 return None
+            if self._link.state.name == "unfit":  # which became known meanwhile
+                handoff.discarded("producer_unfit")
+                return self._link.error()
             built = build_all(self._loaded.model, self._loaded.layout, fetching.shadow)
             caches = built.pop(request.end)
             canonical(caches)
@@ -305,8 +308,8 @@ class Handoffs:
         self._done += 1
         handoff.committed()
         for position, others in built.items():
-            # What is no number there is none further on: the first token tells of both.
-            self._sequences.keep_later(request, Cut(others, position, "turn"))
+            # Its states and its windows' oldest rows have no part in the first token.
+            self._sequences.keep_later(request, Cut(others, position, "turn"), finite=True)
         self._ready(request, caches)
         return None
 

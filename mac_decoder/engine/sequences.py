@@ -112,9 +112,13 @@ class Sequences:
         first = history[-1].last if history else 0
         request.reuse.history = extended(history, History(first, end, self._prefill))
 
-    def keep_later(self, request: Request, cut: Cut) -> None:
-        """Take a cut now, from caches that go on elsewhere; keep it once a token came of it."""
-        kept = self._taken(request, cut, request.reuse.looked.tokens[: cut.position])
+    def keep_later(self, request: Request, cut: Cut, *, finite: bool = False) -> None:
+        """Take a cut now, from caches that go on elsewhere; keep it once a token came of it.
+
+        ``finite``: as :meth:`keep`.
+        """
+        tokens = request.reuse.looked.tokens[: cut.position]
+        kept = self._taken(request, cut, tokens, finite=finite)
         if kept is not None:
             request.reuse.due.append(kept)
 

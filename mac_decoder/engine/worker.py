@@ -47,7 +47,7 @@ from mac_decoder.engine.sequences import Sequences
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.handoff.link import Link
 from mac_decoder.keeper import Keeper, Looked, Restored, nothing
-from mac_decoder.kv.install import Rows, extract
+from mac_decoder.kv.install import Rows, views
 from protocol.errors import BatonError, CapacityError
 from protocol.layout import Layout
 
@@ -356,7 +356,7 @@ class Worker:
         """Put a cache at N-1 into a group; its boundary step is launched at once."""
         generation = request.generation
         if request.wanted is not None:
-            found = extract(caches, self.limits.layout, request.end) if request.end else {}
+            found = views(caches, self.limits.layout, request.end) if request.end else {}
             self._drop(request, "rows")
             with contextlib.suppress(InvalidStateError):  # whoever asked has just left
                 request.wanted.set_result(found)

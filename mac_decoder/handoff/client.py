@@ -17,7 +17,7 @@ from mac_decoder.handoff.pool import Pool
 from mac_decoder.handoff.transfer import Measured, Order, Transfer
 from protocol.errors import BatonError, Cancelled, TransferError
 from protocol.handoff import Sealed
-from protocol.messages import NO_SPACE, Begin, HelloAck
+from protocol.messages import NO_SPACE, Begin, HelloAck, Recipe
 
 MAX_CONNECTIONS: Final = 4
 """One may wait for its commit and others at the producer while one receives."""
@@ -150,10 +150,13 @@ class ProducerLink:
         space: bytes = NO_SPACE,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda processed, total: None,
+        recipe: Recipe | None = None,
     ) -> Received:
-        """See ``link.Link.fetch``."""
+        """See ``link.Link.fetch``; also raises ``TransferError`` (``producer_changed``) where
+        whoever answers computes otherwise than by ``recipe``.
+        """
         try:
-            return self._fetch(tokens, shadow, request_id, space, cancelled, progress)
+            return self._fetch(tokens, shadow, request_id, space, cancelled, progress, recipe)
         except BatonError as error:
             if self._pool.closing and isinstance(error, Cancelled):
                 error = TransferError("the link is closed", reason="link_closed")
@@ -169,6 +172,7 @@ class ProducerLink:
         space: bytes,
         cancelled: Callable[[], bool],
         progress: Callable[[int, int], None],
+        recipe: Recipe | None,
     ) -> Received:
         order = Order(
             tokens=tokens[: shadow.end],
@@ -178,6 +182,7 @@ class ProducerLink:
             layout=self._layout,
             cancelled=lambda: self._pool.closing or cancelled(),
             progress=progress,
+            recipe=recipe,
         )
         connection, sealed, measured = Transfer(self._pool, shadow, order).run()
         received: Received | None = None

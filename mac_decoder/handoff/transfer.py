@@ -24,6 +24,7 @@ from protocol.errors import Cancelled, CapacityError, TransferError
 from protocol.frames import digest
 from protocol.handoff import Began, Event, PeerAborted, Progressed, Reception, Sealed, State
 from protocol.layout import Layout, Slot, extra_cuts
+from protocol.messages import Recipe
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ _RETRY_S: Final = 0.2
 class Order:
     """What is asked for: ``tokens`` are those before the boundary token.
 
-    ``generation`` gives a number that was never used; ``layout`` is the model's.
+    ``generation`` gives a number that was never used; ``layout`` is the model's. ``recipe`` is how
+    whoever answers has to compute; ``None``: as it likes.
     """
 
     tokens: Sequence[int]
@@ -63,6 +65,7 @@ class Order:
     layout: Layout
     cancelled: Callable[[], bool]
     progress: Callable[[int, int], None]
+    recipe: Recipe | None = None
 
 
 class Connections(Protocol):
@@ -147,7 +150,8 @@ class Transfer:
         extra, ack = self._shadow.extra, connection.machine.ack
         ends = self._shadow.cut, self._shadow.end
         possible = extra_cuts(self._order.layout, *ends, ack.recipe.tile, extra)
-        if extra != possible or len(extra) > ack.limits.max_extra_cuts:
+        another = self._order.recipe not in (None, ack.recipe)
+        if another or extra != possible or len(extra) > ack.limits.max_extra_cuts:
             raise TransferError(
                 "the producer is another one than before", reason="producer_changed"
             )

@@ -130,6 +130,7 @@ class Gate:
         """
         if (refusal := self.error()) is not None and not self.state.ready:
             raise refusal
+        verdict = self.standing.verdict
         return self.link.fetch(
             tokens,
             shadow,
@@ -137,6 +138,8 @@ class Gate:
             space=space,
             cancelled=cancelled,
             progress=progress,
+            # Whoever answers on the connection that is used may be another producer by then.
+            recipe=verdict.recipe if verdict is not None else None,
         )
 
 
@@ -145,5 +148,6 @@ def unfit(verdict: Verdict) -> str:
     last = verdict.past[-1]
     return (
         f"its rows are not this decoder's: {last.where} is off by {last.worst:.2g}, the median by "
-        f"{last.median:.2g}; see `baton doctor` there, then `baton node qualify`"
+        f"{last.median:.2g}; see `baton doctor` there, then `baton node qualify`. What it sent "
+        "since it was compared before is still kept: `baton cache clear`"
     )

@@ -1,6 +1,6 @@
 """Has each producer prefill the probes, compares its rows with this decoder's, and judges.
 
-A task of the event loop. What it computes here waits among the requests (``Engine.rows``);
+Tasks of the event loop. What they compute here waits among the requests (``Engine.rows``);
 handoffs, comparisons and files are other threads' work. A producer that cannot be asked at the
 moment is asked again later; only rows that differ make it unfit.
 """
@@ -19,6 +19,7 @@ from mac_decoder.qualify.gate import Gate, unfit
 from mac_decoder.qualify.probes import Probe, probes
 from mac_decoder.qualify.received import Received
 from mac_decoder.qualify.verdicts import MOST_PAST, Past, Verdict, Verdicts
+from mac_decoder.reporting import traced
 from protocol.errors import BatonError, ConfigError
 from protocol.identity import Identity
 from protocol.layout import Layout
@@ -70,41 +71,71 @@ class Qualifier:
         self._verdicts = verdicts
         self._every_s = every_s
         self._now = now
-        self._not_before: dict[bytes, float] = {}
-        self._unwritten: set[bytes] = set()
-        """Producers whose verdict could not be written down."""
+        self._computing = asyncio.Lock()
+        self._not_before: dict[Gate, float] = {}
+        self._judged: dict[bytes, Verdict] = {}
+        """Verdicts of this process that could not be written down; they count until it ends."""
 
     async def run(self) -> None:
-        """Look after the gates until cancelled."""
-        while True:
-            for gate in self._gates():
-                if gate.fingerprint is not None and gate.link.state.ready:
-                    await self._look_after(gate, gate.fingerprint)
-            await asyncio.sleep(_LOOK_S)
+        """Look after the gates until cancelled, each for itself: one that does not answer, or
+        cannot be asked, keeps no other waiting.
+        """
+        tasks: dict[Gate, asyncio.Task[None]] = {}
+        try:
+            while True:
+                gates = self._gates()
+                for gate in [*tasks]:
+                    if tasks[gate].done():
+                        self._ended(gate, tasks.pop(gate))
+                    elif gate not in gates:
+                        tasks[gate].cancel()  # its producer was removed, or has another key
+                for gate in gates:
+                    if gate not in tasks and gate.fingerprint and gate.link.state.ready:
+                        looking = self._look_after(gate, gate.fingerprint)
+                        tasks[gate] = asyncio.create_task(looking)
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+    def _ended(self, gate: Gate, task: asyncio.Task[None]) -> None:
+        """Nothing is known by what went wrong: the link was lost, this machine is busy or full.
+
+        Not even a bug in here takes more from anybody than this producer.
+        """
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        self._not_before[gate] = time.monotonic() + _RETRY_S
+        known = isinstance(error, BatonError)
+        reason = error.reason if isinstance(error, BatonError) else "qualification_broke"
+        gate.judge(gate.standing.verdict, f"it could not be qualified yet ({reason})")
+        log.log(
+            logging.WARNING if known else logging.ERROR,
+            "producer %s could not be qualified (%s)",
+            gate.name,
+            reason if known else traced(error),
+        )
 
     async def _look_after(self, gate: Gate, fingerprint: bytes) -> None:
         recipe = gate.recipe
-        if recipe is None or time.monotonic() < self._not_before.get(fingerprint, 0.0):
+        if recipe is None:
             return
-        try:
+        known = self._judged.get(fingerprint)
+        if known is None:
             known = await asyncio.to_thread(self._verdicts.of, fingerprint)
-            if known is None and fingerprint in self._unwritten:
-                known = gate.standing.verdict
-            if known is not None and not known.holds_for(self._digest, recipe):
-                known = None
-            if known is None or known != gate.standing.verdict:
-                gate.judge(known)
-            if known is None:
-                await self._judge(gate, fingerprint, recipe, self._probes, ())
-            elif known.fit and self._every_s and self._now() - known.at >= self._every_s:
-                # One a day, another one each day.
-                one = self._probes[int(self._now() // DAY_S) % len(self._probes)]
-                await self._judge(gate, fingerprint, recipe, (one,), known.past)
-        except BatonError as error:
-            # Nothing is known by that: the link was lost, this machine is busy, the disk full.
-            self._not_before[fingerprint] = time.monotonic() + _RETRY_S
-            gate.judge(gate.standing.verdict, f"it could not be qualified yet ({error.reason})")
-            log.warning("producer %s could not be qualified (%s)", gate.name, error.reason)
+        if known is not None and not known.holds_for(self._digest, recipe):
+            known = None
+        if known is None or known != gate.standing.verdict:
+            gate.judge(known, gate.standing.note)
+        if time.monotonic() < self._not_before.get(gate, 0.0):
+            return
+        if known is None:
+            await self._judge(gate, fingerprint, recipe, self._probes, ())
+        elif known.fit and self._every_s and self._now() - known.at >= self._every_s:
+            # One a day, another one each day.
+            one = self._probes[int(self._now() // DAY_S) % len(self._probes)]
+            await self._judge(gate, fingerprint, recipe, (one,), known.past)
 
     async def _judge(
         self,
@@ -118,7 +149,7 @@ class Qualifier:
         worst: Distance | None = None
         for number, prompt in enumerate(prompts, 1):
             gate.judge(gate.standing.verdict, f"probe {number} of {len(prompts)} is compared")
-            found = await self._compared(gate, prompt)
+            found = await self._compared(gate, prompt, recipe)
             if worst is None or found.worst > worst.worst:
                 worst = found
             if not found.within(self._bound):
@@ -140,21 +171,26 @@ class Qualifier:
             log.info("producer %s is qualified in %.1f s", gate.name, time.monotonic() - began)
         else:
             log.error("producer %s is taken out: %s", gate.name, unfit(verdict))
+        await self._keep(gate, fingerprint, verdict)
+
+    async def _keep(self, gate: Gate, fingerprint: bytes, verdict: Verdict) -> None:
+        """Write a verdict down; it counts from now on whether or not that succeeds."""
         try:
             await asyncio.to_thread(self._verdicts.put, fingerprint, verdict)
-            self._unwritten.discard(fingerprint)
+            self._judged.pop(fingerprint, None)
         except ConfigError as error:
-            # It counts all the same, until this process ends.
-            self._unwritten.add(fingerprint)
+            # An older one that lies there must not answer in its place.
+            self._judged[fingerprint] = verdict
             log.warning("the verdict on %s cannot be kept (%s)", gate.name, error.reason)
         gate.judge(verdict)
 
-    async def _compared(self, gate: Gate, prompt: Probe) -> Distance:
-        expected = await self._engine.rows(prompt)
-        return await asyncio.to_thread(self._fetched, gate, prompt, expected)
+    async def _compared(self, gate: Gate, prompt: Probe, recipe: Recipe) -> Distance:
+        async with self._computing:
+            expected = await self._engine.rows(prompt)
+        return await asyncio.to_thread(self._fetched, gate, prompt, recipe, expected)
 
-    def _fetched(self, gate: Gate, prompt: Probe, expected: Rows) -> Distance:
+    def _fetched(self, gate: Gate, prompt: Probe, recipe: Recipe, expected: Rows) -> Distance:
         received = Received(self._subject.layout, len(prompt) - 1)
-        handoff = gate.link.fetch(prompt, received, request_id="qualification")
+        handoff = gate.link.fetch(prompt, received, request_id="qualification", recipe=recipe)
         handoff.discarded("qualification")
         return distance(self._subject.layout, received.rows, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -457,3 +458,33 @@ def test_somebody_unknown_is_told_with_those_that_are_known(state: Path, command
     assert reason(refused) == "peer_unknown"
     assert isinstance(refused.exception, BatonError)
     assert refused.exception.expected == "attic"
+
+
+def test_two_rotations_at_once_leave_both_sides_with_one_key(state: Path) -> None:
+    with served(state) as (found, peer):
+        with ThreadPoolExecutor(2) as both:
+            said = list(both.map(lambda _: baton(state, "rotate", "gb10", url=None), range(2)))
+        assert any(one.exit_code == 0 for one in said), [one.output for one in said]
+        (renewed,) = peers_of(state).all().peers
+        assert renewed.record.pairing in found.pairings
+        assert renewed.record.epoch == peer.record.epoch + sum(not one.exit_code for one in said)
+
+
+@pytest.mark.parametrize("link", ["down", "refused"])
+def test_a_producer_that_cannot_be_asked_keeps_its_verdict(state: Path, link: str) -> None:
+    peer, verdicts = keep(state), Verdicts(path_of(state))
+    verdicts.put(peer.fingerprint, verdict())
+    with decoder(state=link, reason="producer_down") as url:
+        assert reason(baton(state, "qualify", "gb10", url=url)) == "producer_down"
+    assert verdicts.of(peer.fingerprint) == verdict()
+
+
+def test_a_comparison_that_takes_longer_is_no_failure(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(state)
+    monkeypatch.setattr(node_decoder.Decoder.wait, "__defaults__", (lambda: True, 0.0))
+    said = {"state": "qualifying", "reason": "producer_qualifying", "detail": "probe 2 of 3"}
+    with decoder(**said) as url:
+        shown = done(baton(state, "qualify", "gb10", url=url)).stderr
+    assert "still being compared (probe 2 of 3)" in " ".join(shown.split())

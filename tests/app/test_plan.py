@@ -131,3 +131,4 @@ def test_an_extra_cut_adds_what_its_window_lacks() -> None:
         with pytest.raises(RequestError) as caught:
             plan_handoff(layout, 65_536, 32_768, (wrong,))
         assert caught.value.reason == "extra_cut_out_of_range"
+        assert caught.value.expected == "63487 to 65534"

@@ -86,6 +86,8 @@ def test_without_a_file_there_are_no_settings(
     [
         (b"\xff\xfe", "settings_unreadable", "config"),
         ("model = ", "settings_unreadable", "config"),
+        ("model = " + "[" * 30_000, "settings_unreadable", "config"),
+        ("port = " + "1" * 5_000, "settings_unreadable", "config"),
         ("#" * (settings.MAX_BYTES + 1), "settings_unreadable", "config"),
         ("[server]\n", "settings_invalid", "server"),
         ("model = 'm'\n", "settings_invalid", "model"),

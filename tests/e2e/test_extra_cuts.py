@@ -16,17 +16,21 @@ import numpy as np
 import pytest
 
 from app.plan import plan_handoff
+from gb10_producer.prefill import Rows
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.kv.install import extract
+from mac_decoder.qualify.gate import Gate
 from protocol.checkpoint import read_checkpoint
-from protocol.layout import payload_bytes
+from protocol.layout import SlidingLayer, payload_bytes
 from tests.e2e.linked import KEY, linked
 from tests.e2e.running import RunningProducer, until
 from tests.mac_decoder.engine.drive import Told, ask, prompt, running, told
 from tests.mac_decoder.engine.test_reuse import keeper_for, last_live, settled
+from tests.mac_decoder.qualify.lying import Rewriting, gated, prefiller_of
 from tests.mac_decoder.test_node import Decoder
 from tests.proxy import Proxy
+from tests.tiny_models import WINDOW
 from tests.tiny_tokenizer import think
 
 TILE = 64
@@ -218,3 +222,40 @@ def test_a_reasoning_models_next_turn_goes_on_without_the_producer(
     reused = second["baton"]["reused_tokens"]
     assert first["usage"]["prompt_tokens"] - 10 < reused < first["usage"]["prompt_tokens"] - 1
     assert second["baton"]["source"] == "resident"
+
+
+def test_rows_of_it_that_are_no_numbers_are_not_kept(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The oldest rows of its last window have no part in any token of the prompt it came with."""
+    path = checkpoint("muse_glimmer")
+    known = read_checkpoint(path)
+    last = max(
+        index for index, one in enumerate(known.layout.layers) if isinstance(one, SlidingLayer)
+    )
+    first = prompt(END + 1, 1)
+    second = (*first[:NEXT], first[NEXT] ^ 1, *prompt(40, 2))
+
+    def spoiled(rows: Rows) -> Rows:
+        """NaN in the row that only the extra cut's window still has."""
+        oldest = NEXT - WINDOW
+        if rows.index != last or not rows.first <= oldest < rows.last:
+            return rows
+        width = rows.key.nbytes // (rows.last - rows.first)
+        keys = bytearray(rows.key)
+        at = (oldest - rows.first) * width
+        keys[at : at + width] = b"\xff" * width
+        return rows._replace(key=memoryview(keys))
+
+    async def main(gate: Gate) -> None:
+        free = Gate(gate.link, None)
+        async with running(path, SETTINGS, free, keeper_for(path)) as engine:
+            answer = await told(engine, ask(first, 3, next_turn=NEXT, lane="remote"))
+            await settled(engine)
+            assert answer.finished.report.source == "remote"
+            following = await told(engine, ask(second, 3, lane="local"))
+            assert following.finished.report.reused_tokens < NEXT
+            assert len(following.tokens) == 3
+
+    with gated(known, Rewriting(prefiller_of(path, TILE), spoiled), tmp_path) as gate:
+        asyncio.run(main(gate))

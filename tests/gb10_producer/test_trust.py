@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from gb10_producer import trust as trust_module
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.transfers import Patience
 from gb10_producer.trust import (
@@ -41,6 +42,7 @@ from tests.gb10_producer.registered import (
 )
 from tests.trust.machines import old_style
 from trust.peers import Peers
+from trust.tls import NO_ROOM
 
 RECORD, OTHER = record_of(MAC), record_of(STUDIO, key=b"o" * 32)
 ROTATED = structs.replace(RECORD, epoch=2, key=b"r" * 32)
@@ -416,3 +418,29 @@ def test_names_and_times_do_not_matter_to_who_stands(tmp_path: Path) -> None:
         )
         time.sleep(1.3)
         assert peer.fetch(range(20)) == expected_regions(MIXED, range(20), 0, 16)
+
+
+def without_room(*_: object) -> ssl.SSLContext:
+    raise ConfigError("no room", reason=NO_ROOM)
+
+
+def test_without_room_for_temporary_files_those_who_are_known_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was removed is shut out at once, who is new gets in once there is room."""
+    third = record_of(STRANGER, key=b"t" * 32)
+    with registered(tmp_path, RECORD, OTHER) as (producer, peers):
+        # The test's own end of TLS is in this process, and has room.
+        with_room = trust_module.server_context
+        monkeypatch.setattr(trust_module, "server_context", without_room)
+        peers.add(kept_of(third))
+        peers.remove(fingerprint(OTHER.certificate))
+        assert refused_by_tls(producer, third)
+        with connected(producer, RECORD) as peer:
+            peer.handshake().fetch(range(20))
+        with pytest.raises((Closed, TransferError, ConnectionError)):
+            connected(producer, OTHER).handshake()
+        monkeypatch.setattr(trust_module, "server_context", with_room)
+        wait_until(lambda: producer.server.trust._pins == {*producer.server.trust._known})
+        with connected(producer, third) as peer:
+            peer.handshake().fetch(range(20))

@@ -32,3 +32,12 @@ def test_another_model_comes_with_what_helps_even_where_the_peer_said_nothing() 
     assert "checkpoint" in (IdentityMismatch("x").hint or "")
     assert IdentityMismatch("x", hint="better").hint == "better"
     assert ConfigError("x").hint is None
+
+
+def test_a_value_cannot_play_with_the_terminal() -> None:
+    error = ConfigError("no", field="\x1b[31mX", found="a\nb", expected="\u202e")
+    assert told(error, "baton").splitlines()[1:] == [
+        "  field: \\x1b[31mX",
+        "  found: a\\nb",
+        "  expected: \\u202e",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ssl
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.pairing.certificates import OwnCertificate, make_certificate
 from protocol.pairing.record import fingerprint
 from tests.trust.machines import certificate, meet, old_style, own
-from trust.tls import client_context, pinned, server_context
+from trust.tls import NO_ROOM, client_context, pinned, server_context
 
 
 def serving(*pins: OwnCertificate) -> ssl.SSLContext:
@@ -142,3 +143,16 @@ def test_a_pin_is_one_certificate() -> None:
 def test_nothing_shown_is_never_pinned() -> None:
     assert pinned(None, []) is None
     assert pinned(b"", [fingerprint(certificate(0).certificate)]) is None
+
+
+def test_a_full_disk_is_no_fault_of_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    for make in (
+        lambda: server_context(own().certificate, own().private_key, []),
+        lambda: client_context(own().certificate, own().private_key),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert caught.value.reason == NO_ROOM

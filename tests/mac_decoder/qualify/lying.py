@@ -104,6 +104,13 @@ def bytes_of_another_format(prefiller: TorchPrefiller) -> Prefiller:
     )
 
 
+def no_numbers(prefiller: TorchPrefiller) -> Prefiller:
+    """Keys that are NaN, in every layer."""
+    return Rewriting(
+        prefiller, lambda rows: rows._replace(key=memoryview(b"\xff" * rows.key.nbytes))
+    )
+
+
 LIES: Final[dict[str, Lie]] = {
     lie.__name__: lie
     for lie in (

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mac_decoder.qualify.compare import BOUNDS, bound_of, distance
+from mac_decoder.qualify.compare import BOUNDS, NO_NUMBER, bound_of, distance
 from mac_decoder.qualify.probes import DEEP, SHORT, probes
+from protocol.errors import IntegrityError
 from protocol.layout import KEY, STATE, FullLayer, Layout, RecurrentLayer, SlidingLayer, StateArray
 from protocol.layouts_named import muse_glimmer
 from tests.strategies import layouts
@@ -57,9 +58,12 @@ def test_what_is_no_number_is_as_far_as_can_be(place: tuple[int, int]) -> None:
     found = rows()
     found[place][:] = 0xFF
     apart = distance(LAYOUT, found, rows())
-    assert apart.worst == float("inf")
+    assert apart.worst == NO_NUMBER
     assert not apart.within(BOUNDS["bfloat16"])
-    assert distance(LAYOUT, rows(), found).worst == float("inf")
+    # Of the decoder's own it says nothing about the producer.
+    with pytest.raises(IntegrityError) as caught:
+        distance(LAYOUT, rows(), found)
+    assert caught.value.reason == "rows_not_finite"
 
 
 def test_a_layout_has_the_bound_of_its_roughest_array() -> None:
@@ -78,7 +82,8 @@ def test_probes_are_of_the_model_and_fit_it(
     assert found == probes(layout, identity, vocabulary, most)
     assert len(found) == 3
     for probe in found:
-        assert 1 <= len(probe) <= most
+        assert probe
+        assert len(probe) <= most
         assert all(0 <= token < vocabulary for token in probe)
 
 

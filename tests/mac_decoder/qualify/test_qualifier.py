@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gb10_producer.prefill import Prefiller
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.qualify.gate import Gate
 from mac_decoder.qualify.qualifier import DAY_S, Qualifier, Subject
+from mac_decoder.qualify.received import Received
 from mac_decoder.qualify.verdicts import Verdict, Verdicts
 from protocol.architectures import text_config
 from protocol.checkpoint import Checkpoint, read_checkpoint
-from protocol.errors import BatonError, ConfigError
+from protocol.errors import BatonError, ConfigError, TransferError
 from tests import crossing
 from tests.gb10_producer.producer import wait_until
 from tests.mac_decoder.engine.drive import ask, prompt, running, told
@@ -28,6 +32,7 @@ from tests.mac_decoder.qualify.lying import (
     bytes_of_another_format,
     gated,
     honest,
+    no_numbers,
     prefiller_of,
 )
 
@@ -265,3 +270,181 @@ def test_a_producer_without_a_certificate_needs_no_verdict(
         assert free.state.ready
         assert free.error() is None
         wait_until(lambda: gate.error() is not None)
+
+
+@contextlib.asynccontextmanager
+async def looked_after(
+    engine: Engine, known: Checkpoint, gates: Sequence[Gate], verdicts: Verdicts, **more: Any
+) -> AsyncIterator[asyncio.Task[None]]:
+    """A qualifier at work; it has not ended by itself."""
+    qualifier = Qualifier(engine, subject(known), lambda: gates, verdicts, **more)
+    task = asyncio.create_task(qualifier.run())
+    try:
+        yield task
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def becomes(gate: Gate, name: str) -> None:
+    async with asyncio.timeout(60):
+        while gate.state.name != name:
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mac_decoder.qualify.qualifier._LOOK_S", 0.01)
+
+
+def test_a_producer_of_no_numbers_is_unfit_once(
+    checkpoint: Checkpoints, tmp_path: Path, quick: None
+) -> None:
+    path = checkpoint("llama")
+    known, verdicts = read_checkpoint(path), Verdicts(tmp_path)
+
+    async def main(gate: Gate) -> None:
+        async with (
+            running(path, SETTINGS, gate) as engine,
+            looked_after(engine, known, [gate], verdicts),
+        ):
+            await becomes(gate, "unfit")
+            asked = gate.link.rates.handoffs
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                assert gate.state.name == "unfit"
+            assert gate.link.rates.handoffs == asked
+
+    with gated(known, no_numbers(prefiller_of(path)), tmp_path) as gate:
+        asyncio.run(main(gate))
+    found = verdicts.of(FINGERPRINT)
+    assert found is not None
+    assert not found.fit
+
+
+def test_an_older_verdict_does_not_answer_for_one_that_cannot_be_kept(
+    checkpoint: Checkpoints, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("llama")
+    known, verdicts, clock = read_checkpoint(path), Verdicts(tmp_path), [1e9]
+    source = prefiller_of(path)
+
+    def full(fingerprint: bytes, verdict: Verdict) -> None:
+        raise ConfigError("no room", reason="trust_not_durable")
+
+    async def main(gate: Gate) -> None:
+        async with (
+            running(path, SETTINGS, gate) as engine,
+            looked_after(engine, known, [gate], verdicts, now=lambda: clock[0]),
+        ):
+            await becomes(gate, "ready")
+            LIES["another_rope_base"](source)
+            monkeypatch.setattr(verdicts, "put", full)
+            clock[0] += DAY_S
+            await becomes(gate, "unfit")
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                assert gate.state.name == "unfit"
+
+    with gated(known, source, tmp_path) as gate:
+        asyncio.run(main(gate))
+    assert verdicts.of(FINGERPRINT).fit  # type: ignore[union-attr]
+
+
+def test_neither_a_bug_nor_silence_with_one_keeps_another_out(
+    checkpoint: Checkpoints, tmp_path: Path, quick: None
+) -> None:
+    path = checkpoint("llama")
+    known = read_checkpoint(path)
+    silent = threading.Event()
+
+    async def main(gates: list[Gate]) -> None:
+        broken, stuck, good = gates
+        broken.fingerprint, stuck.fingerprint = b"b" * 32, b"s" * 32
+
+        def bug(*given: object, **more: object) -> object:
+            raise KeyError("a defect")
+
+        def nothing(*given: object, **more: object) -> object:
+            silent.wait(60)
+            raise BatonError("at last", reason="connection_lost")
+
+        broken.link.fetch = bug  # type: ignore[assignment,method-assign]
+        stuck.link.fetch = nothing  # type: ignore[assignment,method-assign]
+        async with (
+            running(path, SETTINGS, gates) as engine,
+            looked_after(engine, known, gates, Verdicts(tmp_path)),
+        ):
+            await becomes(good, "ready")
+            async with asyncio.timeout(60):
+                while "qualification_broke" not in broken.state.detail:
+                    await asyncio.sleep(0.01)
+            assert stuck.state.name == "qualifying"
+            silent.set()
+
+    with contextlib.ExitStack() as opened:
+        source = prefiller_of(path)
+        gates = [
+            opened.enter_context(gated(known, source, tmp_path / str(number)))
+            for number in range(3)
+        ]
+        asyncio.run(main(gates))
+
+
+def test_whoever_computes_otherwise_on_the_connection_that_is_used_is_not_asked(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """The verdict is about a recipe; another producer may have taken the address since."""
+    path = checkpoint("llama")
+    known = read_checkpoint(path)
+
+    async def main(gate: Gate) -> None:
+        async with running(path, SETTINGS, gate) as engine:
+            await judged(engine, known, [gate], Verdicts(tmp_path))
+            verdict = gate.standing.verdict
+            assert verdict is not None
+            other = structs.replace(verdict, recipe=structs.replace(verdict.recipe, tile=128))
+            gate.judge(other)
+            assert gate.state.name == "qualifying"
+            with pytest.raises(TransferError) as caught:
+                gate.fetch(prompt(40), Received(known.layout, 39))
+            assert caught.value.reason == "producer_qualifying"
+            with pytest.raises(TransferError) as caught:
+                gate.link.fetch(prompt(40), Received(known.layout, 39), recipe=other.recipe)
+            assert caught.value.reason == "producer_changed"
+            gate.link.fetch(
+                prompt(40), Received(known.layout, 39), recipe=verdict.recipe
+            ).discarded("done")
+
+    with gated(known, prefiller_of(path), tmp_path) as gate:
+        asyncio.run(main(gate))
+
+
+def test_what_an_unfit_producer_was_just_sending_is_not_installed(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    path = checkpoint("llama")
+    known = read_checkpoint(path)
+
+    async def main(gate: Gate) -> None:
+        async with running(path, SETTINGS, gate) as engine:
+            await judged(engine, known, [gate], Verdicts(tmp_path))
+            verdict, fetch = gate.standing.verdict, gate.link.fetch
+            assert verdict is not None
+            unfit = structs.replace(verdict.past[-1], fit=False)
+
+            def judged_meanwhile(*given: Any, **more: Any) -> Any:
+                handoff = fetch(*given, **more)
+                gate.judge(structs.replace(verdict, past=(unfit,)))
+                return handoff
+
+            gate.link.fetch = judged_meanwhile  # type: ignore[assignment,method-assign]
+            answer = await told(engine, ask(prompt(80), 3, lane="remote"))
+            assert answer.failed.error.reason == "producer_unfit"
+            answer = await told(engine, ask(prompt(80), 3))
+            assert answer.finished.report.source == "local"
+
+    with gated(known, prefiller_of(path), tmp_path) as gate:
+        asyncio.run(main(gate))

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mac_decoder.qualify.compare import NO_NUMBER
 from mac_decoder.qualify.verdicts import MOST_PAST, Past, Verdict, Verdicts
 from protocol.errors import ConfigError
 from protocol.messages import Recipe
@@ -65,3 +66,10 @@ def test_a_verdict_holds_for_one_model_and_one_way_of_computing() -> None:
 def test_the_past_is_bounded() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(verdict(*[True] * (MOST_PAST + 1))), type=Verdict)
+
+
+def test_rows_that_are_no_numbers_are_on_record_too(tmp_path: Path) -> None:
+    past = Past(1, False, NO_NUMBER, NO_NUMBER, "layer 0, keys")
+    found = Verdict(1, bytes(32), RECIPE, (past,), 2000.0, 1.2e9, 0.4)
+    Verdicts(tmp_path).put(ONE, found)
+    assert Verdicts(tmp_path).of(ONE) == found
