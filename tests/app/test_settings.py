@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from app import settings
-from app.commands import app
 from app.settings import FOR_ONE_RUN, Table
 from gb10_producer import config as producer
 from mac_decoder import config as decoder
@@ -162,10 +162,15 @@ def test_every_lasting_option_can_be_set_and_no_secret(
 
 @pytest.mark.parametrize("command", ["serve", "produce"])
 def test_the_commands_read_it(command: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "config.toml", f"[{command}]\nmodel = '{tmp_path / 'nowhere'}'\n")
-    result = CliRunner().invoke(app, [command, "--config", str(path)])
-    assert result.exit_code == 78
-    path = written(tmp_path / "config.toml", f"[{command}]\nmodle = 'm'\n")
-    result = CliRunner().invoke(app, [command, "--config", str(path)])
-    assert isinstance(result.exception, ConfigError)
-    assert result.exception.reason == "settings_invalid"
+    """In processes of their own: both sides set up the logging of theirs."""
+
+    def refused(text: str) -> str:
+        path = written(tmp_path / "config.toml", text)
+        words = [Path(sys.executable).with_name("baton"), command, "--config", path]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 78
+        return done.stderr
+
+    kept = f"state-dir = '{tmp_path}'\nhost = '127.0.0.1'\nport = 0\n"
+    assert "nowhere" in refused(f"[{command}]\nmodel = '{tmp_path / 'nowhere'}'\n{kept}")
+    assert "settings_invalid" in refused(f"[{command}]\nmodle = 'm'\n")
