@@ -13,8 +13,8 @@ import psutil
 import pytest
 import zeroconf
 
+from app.discovery import SECONDS, Seen, browse
 from app.discovery import SERVICE as LOOKED_FOR
-from app.discovery import Seen, browse
 from gb10_producer import advertise
 from gb10_producer.advertise import SERVICE, Advertisement, addresses_of
 from gb10_producer.config import parse
@@ -30,11 +30,15 @@ def made(name: str = NAME, **options: object) -> Advertisement:
     return Advertisement(name=name, **fixed | options)  # type: ignore[arg-type]
 
 
-def seen(until: Callable[[list[Seen]], bool], seconds: float = 20.0) -> list[Seen]:
-    """Who answers to that name, once that is so."""
-    deadline = time.monotonic() + seconds
+def seen(until: Callable[[list[Seen]], bool], first: str | None = NAME) -> list[Seen]:
+    """Who answers to that name, once that is so; ``first``: nobody else is waited for.
+
+    Who asks for a moment only may hear nothing: others that ask the same just before are answered
+    for all.
+    """
+    deadline = time.monotonic() + 40.0
     while True:
-        found = [one for one in browse(1.0, LOOPBACK, until=NAME) if one.name == NAME]
+        found = [one for one in browse(SECONDS, LOOPBACK, until=first) if one.name == NAME]
         if until(found):
             return found
         assert time.monotonic() < deadline, found
@@ -61,7 +65,7 @@ def test_two_of_one_name_are_both_found() -> None:
     other.start()
     other.pair(7432)
     try:
-        found = seen(lambda found: len(found) == 2 and any(one.pair for one in found))
+        found = seen(lambda found: len(found) == 2 and any(one.pair for one in found), None)
         assert sorted((one.port, one.pair) for one in found) == [(7431, 0), (7433, 7432)]
     finally:
         one.stop()
