@@ -51,11 +51,19 @@ def look_ahead(config: DecoderConfig) -> None:
 
 
 def _child(descriptor: int) -> int:
-    # Only here: the supervisor itself never loads MLX.
-    from mac_decoder import node, supervisor
-    from mac_decoder.api.service import Past
+    from mac_decoder import blas, supervisor
 
     start, listening, channel = supervisor.take_over(descriptor)
+    # Before MLX. Where both halves are installed, its tokenizers would load torch: two seconds.
+    used = blas.use(start.config.blas)
+    sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+    # Only here: the supervisor itself never loads MLX.
+    from mac_decoder import node
+    from mac_decoder.api.service import Past
+
+    start_logging(start.config.log_level)
+    if used:
+        log.info("without a GPU, %s multiplies", used)
     past = Past(start.restarts, start.last_fault)
     return node.run(start.config, listening, channel, past, supervisor.custody(start))
 

@@ -19,6 +19,7 @@ import msgspec
 from platformdirs import user_cache_dir, user_state_dir
 
 from mac_decoder.api.keys import KeyFiles
+from mac_decoder.blas import AUTO, BUNDLED
 from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing import KEY_BYTES
@@ -42,7 +43,8 @@ class DecoderConfig(
     ``qualify_every_h`` is how many hours a comparison of a paired producer's rows is good for.
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
     bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
-    the tile of local prefill in tokens (0: by device).
+    the tile of local prefill in tokens (0: by device); ``blas`` is what multiplies on a processor
+    (see ``blas.py``).
 
     ``ram_max`` bytes bound the resident tier (``None``: measured, 0: none of it). ``disk`` says
     whether caches are kept on disk, in ``cache_dir`` (empty: the platform's), and ``cache_max``
@@ -67,6 +69,7 @@ class DecoderConfig(
     max_concurrent: int = 16
     max_waiting: int = 64
     prefill_step: int = 0
+    blas: str = AUTO
     cache_bytes: int = 0
     ram_max: int | None = None
     disk: bool = True
@@ -282,6 +285,13 @@ def parser() -> argparse.ArgumentParser:
     add("--max-concurrent", type=int, default=16, metavar="N", help="requests worked on at once")
     add("--max-waiting", type=int, default=64, metavar="N", help="requests that may wait")
     add("--prefill-step", type=int, default=0, metavar="N", help="tile of local prefill")
+    add(
+        *("--blas",),
+        default=AUTO,
+        metavar="FILE",
+        help=f"Linux, without a GPU: the BLAS that multiplies; {AUTO}: OpenBLAS if this machine "
+        f"has it; {BUNDLED}: MLX's own (%(default)s)",
+    )
     add("--memory-max", type=size, default=0, metavar="SIZE", help="memory for requests' caches")
     add("--ram-max", type=size, metavar="SIZE", help="memory for caches that are kept, 0 for none")
     add("--cache-dir", default="", metavar="DIR", help="where caches are kept on disk")
@@ -352,6 +362,7 @@ def config_from(args: list[str]) -> DecoderConfig:
             max_concurrent=given.max_concurrent,
             max_waiting=given.max_waiting,
             prefill_step=given.prefill_step,
+            blas=given.blas,
             cache_bytes=given.memory_max,
             ram_max=given.ram_max,
             disk=not given.no_disk,

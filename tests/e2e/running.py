@@ -36,6 +36,8 @@ class RunningProducer:
     def await_ready(self) -> RunningProducer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        while line.startswith("paired "):  # somebody may be faster than the model
+            line = self.process.stdout.readline()
         assert line.startswith("ready ws"), self.log_path.read_text()
         self.url = line.split()[1]
         return self
