@@ -14,14 +14,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app import node_add
+from app import node_add, node_send
 from app.cache_place import StateDir
 from app.discovery import SECONDS, browse
 from app.node_decoder import STILL, Decoder, KeysFile, Url
 from app.node_figures import figures, table
 from app.node_registry import Registry, SecretsChoice, link_name
+from app.node_send import ModelDir
 from app.status import DEFAULT_URL
 from app.terminal import complain, err, out, print_json
+from protocol.control.messages import Description
 from protocol.errors import BatonError, TransferError
 from trust.control import Control
 from trust.own import machine_name
@@ -33,6 +35,9 @@ Name = Annotated[str, typer.Argument(help="What the producer is called; see `bat
 
 NOT_RUNNING = "decoder not running"
 NOT_LINKED = "not used by this decoder"
+
+_CHANGED_S = 30.0
+"""For so long a decoder may take a producer for what it was before it was sent a model."""
 
 
 @app.command()
@@ -49,12 +54,24 @@ def add(
     name: Annotated[
         str | None, typer.Option(help="What this machine calls itself; else its host name.")
     ] = None,
+    model: ModelDir = None,
+    send: Annotated[
+        bool | None,
+        typer.Option(
+            "--send/--no-send",
+            help="Send it the decoder's model if it has another or none; else you are asked.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_keys_file: KeysFile = None,
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
 ) -> None:
-    """Pair with a producer that shows a code (baton produce --pair), and see that it works."""
+    """Pair with a producer that shows a code (baton produce --pair), and see that it works.
+
+    One that lacks the decoder's model is sent it.
+    """
     registry = Registry(state_dir, secrets)
     registry.peers.require_usable()  # before a code is spent
     found = node_add.target_of(target)
@@ -62,8 +79,10 @@ def add(
     peer = node_add.pair(registry, found, code, name or machine_name("mac"), called)
     decoder = Decoder(url, api_keys_file)
     try:
-        _describe(peer)
-        _await_health(decoder, peer)
+        found = _describe(peer)
+        sent = found is not None and node_send.offer(registry, peer, found, decoder, model, send)
+        if sent or found is None or found.state != "waiting":
+            _await_health(decoder, peer, _CHANGED_S if sent else 0.0)
     except KeyboardInterrupt:
         err.print("it stays paired; `baton node list` shows how it is")
         raise
@@ -164,6 +183,26 @@ def qualify(
 
 
 @app.command()
+def send(
+    name: Name,
+    model: ModelDir = None,
+    url: Url = DEFAULT_URL,
+    api_keys_file: KeysFile = None,
+    state_dir: StateDir = None,
+    secrets: SecretsChoice = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Send a producer the decoder's model, or go on where that was interrupted."""
+    registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
+    peer = registry.peers.named(name)
+    _address(peer)
+    path = node_send.find_model(model, decoder)
+    sent = node_send.deliver(peer, node_send.read(registry, path))
+    if as_json:
+        print_json(asdict(sent))
+
+
+@app.command()
 def discover(
     seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="How long to ask.")] = SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
@@ -186,17 +225,19 @@ def discover(
     out.print(shown)
 
 
-def _describe(peer: Peer) -> None:
+def _describe(peer: Peer) -> Description | None:
     """Say what the producer is; that it cannot be asked yet is no failure of pairing."""
     try:
-        node_add.describe(peer)
+        return node_add.describe(peer)
     except BatonError as error:
         err.print(f"it does not say what it serves ({escape(error.reason)})")
+        return None
 
 
-def _await_health(decoder: Decoder, peer: Peer) -> None:
+def _await_health(decoder: Decoder, peer: Peer, settle_s: float) -> None:
+    title = f"{peer.name}: compare its rows with this machine's"
     try:
-        decoder.wait(link_name(peer), f"{peer.name}: compare its rows with this machine's")
+        decoder.wait(link_name(peer), title, settle_s=settle_s)
     except TransferError as error:
         if error.reason == STILL:
             err.print(_still(error))

@@ -16,6 +16,7 @@ from app.discovery import browse
 from app.node_registry import Registry
 from app.terminal import complain, err, step
 from protocol.addresses import can_be_a_host
+from protocol.control.messages import Description
 from protocol.errors import ConfigError, RequestError, TransferError
 from protocol.pairing.code import MAX_TYPED, Code, read_code
 from protocol.pairing.messages import require_name
@@ -103,7 +104,7 @@ def pair(registry: Registry, target: Target, code: Code, name: str, called: str 
     return peer
 
 
-def describe(peer: Peer) -> None:
+def describe(peer: Peer) -> Description:
     """Say what the producer serves. Raises as ``Control``."""
     assert peer.address is not None
     with Control.open(peer.address, peer.record) as control:
@@ -111,6 +112,7 @@ def describe(peer: Peer) -> None:
     how = "" if found.recipe is None else f", {found.recipe.device}, {found.recipe.dtype}"
     model = escape(found.model or "no model")
     err.print(f"it serves {model} ({found.state}{how}), baton {escape(found.version)}")
+    return found
 
 
 def _is_name(host: str) -> bool:

@@ -41,9 +41,20 @@ class Decoder:
 
     def links(self) -> Sequence[Mapping[str, Any]]:
         """Its links to producers. Raises as ``fetch_status``."""
-        key = None if self.keys_file is None else first_key(self.keys_file)
-        engine = fetch_status(self.url, key=key).get("engine") or {}
+        engine = self._status().get("engine") or {}
         return engine.get("links") or []
+
+    def model(self) -> Path | None:
+        """The directory of its model, where it says so; it is on the decoder's machine.
+
+        Raises as :meth:`links`.
+        """
+        found = self._status().get("model_path")
+        return Path(found) if isinstance(found, str) else None
+
+    def _status(self) -> Mapping[str, Any]:
+        key = None if self.keys_file is None else first_key(self.keys_file)
+        return fetch_status(self.url, key=key)
 
     def require_reached(self, name: str) -> None:
         """Return unless the decoder says that it cannot reach what is behind the link.
@@ -60,11 +71,14 @@ class Decoder:
         title: str,
         done: Callable[[], bool] = lambda: True,
         patience_s: float = PATIENCE_S,
+        *,
+        settle_s: float = 0.0,
     ) -> None:
         """Return once the link called ``name`` is ready, and ``done``.
 
-        Raises ``TransferError`` once it is certain that it will not be, or ``patience_s`` later:
-        the link's reason, ``node_not_linked`` or ``node_not_qualified``; and as :meth:`links`.
+        For ``settle_s`` the decoder may still say what held before a change. Raises
+        ``TransferError`` once it is certain that it will not be, or ``patience_s`` later: the
+        link's reason, ``node_not_linked`` or ``node_not_qualified``; and as :meth:`links`.
         """
         state: Mapping[str, Any] = {}
         began = time.monotonic()
@@ -75,7 +89,8 @@ class Decoder:
                     return
                 waited = time.monotonic() - began
                 unfit = state.get("state") == "unfit" and done()
-                if unfit or _hopeless(state, waited) or waited > patience_s:
+                hopeless = unfit or _hopeless(state, waited)
+                if (hopeless and waited > settle_s) or waited > patience_s:
                     raise _unused(state)
                 time.sleep(_LOOK_S)
 

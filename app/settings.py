@@ -54,6 +54,17 @@ def arguments(table: Table, parser: argparse.ArgumentParser, given: Sequence[str
     return [*_from_file(path, _table(path, raw, table), parser, rest), *rest]
 
 
+def named(table: Table, key: str) -> str | None:
+    """What the file that is read where none is named says of one option of a side, if it is text.
+
+    Raises ``ConfigError`` as :func:`arguments`, but for keys, which are not looked at.
+    """
+    path = default_path()
+    raw = _read(path, required=False)
+    found = None if raw is None else _table(path, raw, table).get(key)
+    return found if isinstance(found, str) else None
+
+
 def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The file that ``--config`` names last, and the other arguments."""
     named: Path | None = None

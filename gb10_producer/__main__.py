@@ -6,7 +6,7 @@ import sys
 import time
 
 from gb10_producer import logs
-from gb10_producer.config import parse
+from gb10_producer.config import ProducerConfig, parse
 from protocol.errors import EXIT_CONFIG, ConfigError
 from protocol.halves import require
 
@@ -30,18 +30,29 @@ def main(arguments: list[str] | None = None) -> int:
             if command.peers:
                 registry.list_peers(command.config)
             return 0
-        if command.config.model is not None:
-            require("producer")
-        if command.supervised and not command.config.only_pairs:
-            from gb10_producer import supervisor
-
-            return supervisor.run(command.config)
-        from gb10_producer import node
-
-        return node.run(command.config)
+        return _serve(command.config, supervised=command.supervised)
     except ConfigError as error:
         logs.complain(error)
         return EXIT_CONFIG
+
+
+def _serve(config: ProducerConfig, *, supervised: bool) -> int:
+    from gb10_producer import beginnings
+
+    if beginnings.runs_elsewhere(config):
+        from gb10_producer import node
+
+        return node.run(config, only_pair=True)
+    beginnings.require_something(config)
+    if config.synthetic is None:
+        require("producer")
+    if supervised:
+        from gb10_producer import supervisor
+
+        return supervisor.run(config)
+    from gb10_producer import node
+
+    return node.run(config)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
@@ -48,6 +48,13 @@ def addresses_of(host: str) -> list[str]:
     return [str(number) for number in found]
 
 
+class _Said(NamedTuple):
+    """What changes in an answer: where codes are tried, 0 if nowhere, and what is served."""
+
+    pair: int
+    model: str
+
+
 class Advertisement:
     """One answer on the local network, changed and withdrawn from any thread.
 
@@ -73,10 +80,11 @@ class Advertisement:
         self._name = name
         self._addresses = list(addresses)
         self._port = port
-        self._model = model.encode("ascii", "replace").decode()[:_LONGEST_MODEL]
+        self._said = _Said(0, _ascii(model))
         self._instance = (instance or name)[:_LONGEST_LABEL]
         self._interfaces = list(interfaces)
-        self._wanted: queue.Queue[int | None] = queue.Queue()
+        self._wanted: queue.Queue[_Said | None] = queue.Queue()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="advertise", daemon=True)
 
     def start(self) -> None:
@@ -85,7 +93,16 @@ class Advertisement:
 
     def pair(self, port: int) -> None:
         """Codes can be tried at ``port`` from now on; 0: at none."""
-        self._wanted.put(port)
+        self._say(pair=port)
+
+    def serve(self, model: str) -> None:
+        """The model of this name is served from now on; empty: none is."""
+        self._say(model=_ascii(model))
+
+    def _say(self, **changes: int | str) -> None:
+        with self._lock:
+            self._said = self._said._replace(**changes)
+            self._wanted.put(self._said)
 
     def stop(self) -> None:
         """Withdraw the answer."""
@@ -105,36 +122,40 @@ class Advertisement:
             log.warning("not advertised on the local network", extra={"error": why})
 
     def _answer(self, responder: Zeroconf) -> None:
-        said: ServiceInfo | None = None
-        port: int | None = 0
-        while port is not None:
-            info = self._info(port, said)
-            if said is None:
+        answered: ServiceInfo | None = None
+        wanted: _Said | None = self._said
+        while wanted is not None:
+            info = self._info(wanted, answered)
+            if answered is None:
                 responder.register_service(info, allow_name_change=True)
                 log.info("advertised", extra={"called": info.name})
             else:
                 responder.update_service(info)
-            said, port = info, self._wanted.get()
-            while port is not None and not self._wanted.empty():
-                port = self._wanted.get()  # the last one counts
-        if said is not None:
-            responder.unregister_service(said)
+            answered, wanted = info, self._wanted.get()
+            while wanted is not None and not self._wanted.empty():
+                wanted = self._wanted.get()  # the last one counts
+        if answered is not None:
+            responder.unregister_service(answered)
 
-    def _info(self, pair: int, said: ServiceInfo | None) -> ServiceInfo:
+    def _info(self, said: _Said, answered: ServiceInfo | None) -> ServiceInfo:
         from zeroconf import ServiceInfo
 
         txt = {
             "v": "1",
             "name": self._name,
             "port": str(self._port),
-            "pair": str(pair),
-            "model": self._model,
+            "pair": str(said.pair),
+            "model": said.model,
         }
         return ServiceInfo(
             SERVICE,
-            f"{self._instance}.{SERVICE}" if said is None else said.name,
+            f"{self._instance}.{SERVICE}" if answered is None else answered.name,
             port=self._port,
             properties=txt,
             parsed_addresses=self._addresses,
             server=f"{socket.gethostname().removesuffix('.local')}.local.",
         )
+
+
+def _ascii(model: str) -> str:
+    return model.encode("ascii", "replace").decode()[:_LONGEST_MODEL]

@@ -19,14 +19,15 @@ item and a socket's queue come on top."""
 
 @dataclass(frozen=True)
 class ProducerConfig:
-    """One producer process. One of ``model`` and ``synthetic`` is set, or neither to pair only.
+    """One producer process.
 
-    Whom it serves is in the registry under ``state_dir``, unless ``key_fd``, an inherited pipe
-    with the 32-byte key, or ``pairing``, a pairing file, says it. With ``pair`` it opens codes
-    on ``pair_port``, and without a model does nothing else. ``memory_limit`` in bytes caps
-    weights and caches together, ``prefix_cache`` what is kept of earlier prompts (``None``: half
-    of the memory for caches); ``link_mbps`` throttles bulk frames, for benchmarks;
-    ``lifeline_fd`` is a pipe whose end ends this process.
+    At most one of ``model`` and ``synthetic`` is set. With neither the model that a decoder sent
+    last is served, or the first that one sends. Whom it serves is in the registry under
+    ``state_dir``, unless ``key_fd``, an inherited pipe with the 32-byte key, or ``pairing``, a
+    pairing file, says it. With ``pair`` it opens codes on ``pair_port``. ``memory_limit`` in
+    bytes caps weights and caches together, ``prefix_cache`` what is kept of earlier prompts
+    (``None``: half of the memory for caches); ``link_mbps`` throttles bulk frames, for benchmarks;
+    ``lifeline_fd`` is a pipe whose end ends this process: it has a supervisor.
     """
 
     model: Path | None = None
@@ -70,9 +71,16 @@ class ProducerConfig:
         return self.registered and not self.no_advertise and not is_loopback(self.address)
 
     @property
-    def only_pairs(self) -> bool:
-        """Whether it opens codes and ends, beside a producer that runs elsewhere."""
-        return self.pair and self.model is None and self.synthetic is None
+    def unnamed(self) -> bool:
+        """Whether it serves what decoders send."""
+        return self.model is None and self.synthetic is None
+
+    @property
+    def cache_path(self) -> Path:
+        """The directory of what could be had again: models, digests of files."""
+        import platformdirs
+
+        return self.cache_dir or Path(platformdirs.user_cache_dir("baton"))
 
     @property
     def state_path(self) -> Path:
@@ -157,14 +165,13 @@ def parse(arguments: list[str]) -> Command:
 
 def check(config: ProducerConfig) -> None:
     """Raise ``ConfigError`` (``config_invalid``) where options contradict each other."""
-    if not config.only_pairs and (config.model is None) == (config.synthetic is None):
-        raise _invalid("Give either --model DIR or --synthetic LAYOUT.", "model")
+    both = config.model is not None and config.synthetic is not None
+    if both or (config.unnamed and not config.registered):
+        raise nothing_to_serve()
     if config.key_fd is not None and config.pairing is not None:
         raise _invalid("Give either --pairing FILE or --key-fd N.", "pairing")
     if config.pair and not config.registered:
         raise _invalid("--pair goes with neither --pairing nor --key-fd.", "pair")
-    if config.only_pairs and config.port == 0:
-        raise _invalid("Give the --port that the running producer serves on.", "port")
     if config.name is not None:
         require_name(config.name)
     for name, lowest in _LOWEST.items():
@@ -179,6 +186,11 @@ def check(config: ProducerConfig) -> None:
         raise _invalid("--link-mbps must be above 0.", "link_mbps")
 
 
+def nothing_to_serve(hint: str | None = None) -> ConfigError:
+    """The refusal (``config_invalid``) of a start that names no model, or two."""
+    return _invalid("Give either --model DIR or --synthetic LAYOUT.", "model", hint)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of ``python -m gb10_producer`` and ``baton produce``."""
     made = argparse.ArgumentParser(
@@ -188,7 +200,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     source = made.add_argument_group("what to run")
-    source.add_argument("--model", type=Path, metavar="DIR", help="the decoder's checkpoint")
+    source.add_argument(
+        "--model", type=Path, metavar="DIR", help="the decoder's checkpoint; else what it sent"
+    )
     source.add_argument("--synthetic", metavar="LAYOUT", help="random rows, no model: muse-glimmer")
     source.add_argument("--device", choices=["auto", "cuda", "cpu"], help="default: auto")
     source.add_argument("--tile", type=int, help="tokens per tile (default: the device's)")
@@ -224,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--backlog", dest="backlog_bytes", type=_bytes, metavar="SIZE", help=argparse.SUPPRESS)
     add("--link-mbps", type=float, help="throttle the link, for benchmarks")
-    add("--cache-dir", type=Path, help="where digests of weight files are remembered")
+    add("--cache-dir", type=Path, help="where models that are sent are kept")
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: INFO")
     add("--no-supervisor", action="store_true", help="run without the process that restarts it")
     add("--lifeline-fd", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The producer's side of the control channel: it describes itself, forgets, takes a new key.
+"""The producer's side of the control channel: it describes itself, forgets, takes keys and models.
 
 Served over a connection's socket by its thread. Whatever changes whom this producer trusts is
 kept durably before it is answered.
@@ -11,44 +11,72 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
+from gb10_producer.received import Kept, ReceivedModels
+from gb10_producer.receiving import News, Receipt, Wanted
 from gb10_producer.serving import Stock
 from gb10_producer.trust import Admitted, Owner, RegistryTrust
 from gb10_producer.wire import Wire
 from protocol.control import (
     DescribeAsked,
     Event,
+    ModelOffered,
     ProducerControl,
     Proven,
     RotateAsked,
     Step,
     UnpairAsked,
 )
-from protocol.control.messages import MAX_MESSAGE, Description, note
+from protocol.control.messages import MAX_MESSAGE, Description, SendModel, Serving, note
+from protocol.control.models import PIECE_BYTES
 from protocol.errors import BatonError, ConfigError, TransferError
 from protocol.pairing import Pairing
 from protocol.reasons import refusal
 
 log = logging.getLogger(__name__)
 
-_LONGEST_POLL_S = 60.0
+_LONGEST_POLL_S: Final = 60.0
+_LOOK_S: Final = 1.0
+_WIRE_BYTES: Final = 2 * PIECE_BYTES
+"""Of a model, what the wire holds before it reads no more."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How a producer describes itself. ``model``: the name of what it serves."""
+    """How a producer describes itself. ``model``: the name of what it serves.
+
+    ``waiting``: it serves nothing until a model is sent.
+    """
 
     name: str
     version: str
     model: str
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Taking:
+    """Where models that are sent go; ``received`` is told of each, and says what becomes of it."""
+
+    models: ReceivedModels
+    received: Callable[[Path], Serving]
 
 
 class Desk:
-    """Answers the control connections of a producer that has a registry. Any thread."""
+    """Answers the control connections of a producer that has a registry. Any thread.
 
-    def __init__(self, trust: RegistryTrust, profile: Profile) -> None:
+    ``profile`` may be replaced at any time.
+    """
+
+    def __init__(
+        self, trust: RegistryTrust, profile: Profile, taking: Taking | None = None
+    ) -> None:
+        """``taking``: where models go; ``None`` if none is taken."""
         self._trust = trust
-        self._profile = profile
+        self.profile = profile
+        self._taking = taking
 
     def visit(
         self,
@@ -68,21 +96,26 @@ class Desk:
         """
         assert admitted.certificates is not None
         machine = ProducerControl(admitted.pairings, admitted.certificates)
-        visit = _Visit(self._trust, self._profile, wire, machine, admitted, peer, stock, proven)
+        visit = _Visit(
+            self, self._trust, self._taking, wire, machine, admitted, peer, stock, proven
+        )
         try:
             visit.run(opened_until, stopping)
         except BatonError as error:
             machine.shut(error)
             visit.flush()
             raise
+        finally:
+            visit.leave()
 
 
 @dataclass
 class _Visit:
     """One connection."""
 
+    desk: Desk
     trust: RegistryTrust
-    profile: Profile
+    taking: Taking | None
     wire: Wire
     machine: ProducerControl
     admitted: Admitted
@@ -90,6 +123,8 @@ class _Visit:
     stock: Callable[[], Stock | None]
     proven: Callable[[], None]
     pairing: Pairing | None = None
+    receipt: Receipt | None = None
+    began: float = 0.0
 
     def run(self, opened_until: float, stopping: threading.Event) -> None:
         machine, wire = self.machine, self.wire
@@ -101,6 +136,7 @@ class _Visit:
                 if event is not None:
                     self._handle(event, stopping)
                 self.flush()
+            self._receive()
             if machine.step is Step.ENDED:
                 return
             if wire.closing:
@@ -112,7 +148,14 @@ class _Visit:
                 raise refusal("pairing_revoked", "its pairing was ended")
             if self.pairing is None and time.monotonic() >= opened_until:
                 raise TransferError("The handshake took too long.", reason="handshake_timeout")
-            machine.tick(time.monotonic())
+            if not self._writing:
+                machine.tick(time.monotonic())
+
+    def leave(self) -> None:
+        """What was received of a model stays as it is."""
+        if self.receipt is not None:
+            self.receipt.stop()
+            self.receipt = None
 
     def flush(self) -> None:
         """Queue what the machine wants to say; a wire that is closing says nothing more."""
@@ -126,8 +169,14 @@ class _Visit:
         return self.admitted.owner(self.pairing)
 
     def _deadline(self, opened_until: float) -> float:
-        due = self.machine.deadline() or time.monotonic() + _LONGEST_POLL_S
+        now = time.monotonic()
+        due = now + _LOOK_S if self._writing else self.machine.deadline() or now + _LONGEST_POLL_S
         return due if self.pairing is not None else min(due, opened_until)
+
+    @property
+    def _writing(self) -> bool:
+        """Whether it is this side's disk that is waited for, and not the decoder."""
+        return self.receipt is not None and not self.receipt.has_room
 
     def _handle(self, event: Event, stopping: threading.Event) -> None:
         now = time.monotonic()
@@ -148,6 +197,54 @@ class _Visit:
                 self._keep(lambda: self.trust.rekey(self._owner, old, new))
                 self._log("key rotated", epoch=new.epoch)
                 self.machine.rotated(now)
+            case ModelOffered(offer=offer):
+                self._take(offer)
+
+    def _take(self, offer: SendModel) -> None:
+        """Begin to receive a model."""
+        if self.taking is None:
+            raise refusal("models_not_taken", "this producer serves no model that is received")
+        self._log("model offered", model=offer.name, bytes=offer.nbytes)
+        self.began = time.monotonic()
+        self.receipt = Receipt(self.taking.models, offer, self.wire.wake)
+        self.receipt.start()
+
+    def _receive(self) -> None:
+        """Pass on what has come of a model, and say what became of it. Raises ``BatonError``."""
+        receipt, machine = self.receipt, self.machine
+        if receipt is None:
+            return
+        while receipt.has_room and (piece := self.wire.binary()) is not None:
+            machine.data(len(piece), time.monotonic())
+            receipt.add(piece)
+            if not machine.left:
+                machine.all_received(time.monotonic())
+        while (news := receipt.news()) is not None:
+            self._tell(news)
+        self.flush()
+
+    def _tell(self, news: News) -> None:
+        machine, now = self.machine, time.monotonic()
+        match news:
+            case Wanted(offset=offset):
+                machine.wanted(offset, now)
+                self._log("model wanted", offset=offset)
+                if machine.left:
+                    self.wire.limit_text(PIECE_BYTES)
+                    self.wire.take_binary(_WIRE_BYTES)
+                else:
+                    machine.all_received(now)
+            case Kept(path=path):
+                assert self.taking is not None
+                self.leave()
+                self.wire.take_binary(0)
+                self.wire.limit_text(MAX_MESSAGE)
+                serving = self.taking.received(path)
+                seconds = round(now - self.began, 1)
+                self._log("model kept", model=path.name, serving=serving, seconds=seconds)
+                machine.kept(note(path.name), serving, now)
+            case _:
+                raise news
 
     def _keep(self, change: Callable[[], None]) -> None:
         try:
@@ -160,8 +257,9 @@ class _Visit:
         log.info(message, extra={"peer": self.peer, "decoder": self.admitted.name, **facts})
 
     def _description(self, stopping: threading.Event) -> Description:
-        stock, profile = self.stock(), self.profile
-        state = "loading" if stock is None else "ready"
+        stock, profile = self.stock(), self.desk.profile
+        absent = "waiting" if profile.waiting else "loading"
+        state = absent if stock is None else "ready"
         return Description(
             name=profile.name,
             version=profile.version,

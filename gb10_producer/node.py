@@ -1,31 +1,28 @@
 """The producer process: the only place where its concrete objects meet.
 
 Exit status: 0 after a clean shutdown, 75 when the device failed, 78 when configuration, model
-or machine must change before another start can help.
+or machine must change before another start can help, 79 when another model is to be served.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from gb10_producer import logs
-from gb10_producer.advertise import Advertisement, addresses_of
 from gb10_producer.backlog import Pool, item_bytes
 from gb10_producer.config import ProducerConfig, check
-from gb10_producer.control import Desk, Profile
 from gb10_producer.device import Device
+from gb10_producer.front import Asked, Front, advertise, welcome
 from gb10_producer.memory import (
     Ledger,
     available_bytes,
@@ -33,7 +30,7 @@ from gb10_producer.memory import (
     require_room,
 )
 from gb10_producer.prefill import SYNTHETIC, Prefiller, Rows, State
-from gb10_producer.registry import Registry, open_registry
+from gb10_producer.registry import open_registry
 from gb10_producer.server import Server, bind, url_of
 from gb10_producer.serving import Offer
 from gb10_producer.throttle import Throttle
@@ -44,7 +41,6 @@ from gb10_producer.trust import (
     trust_from_file,
     trust_from_key_pipe,
 )
-from gb10_producer.welcome import Welcome
 from protocol import releases
 from protocol.errors import (
     EXIT_CONFIG,
@@ -57,7 +53,6 @@ from protocol.identity import Identity
 from protocol.layout import ITEMSIZE, Dtype, LayerLayout, RecurrentLayer, payload_bytes
 from protocol.layouts_named import named, stand_in_identity
 from protocol.messages import MAX_CREDIT, MAX_EXTRA_CUTS, MAX_TOKENS, Limits
-from trust.peers import Peer
 
 log = logging.getLogger(__name__)
 
@@ -88,32 +83,35 @@ class Source:
 
 
 def say_ready(url: str) -> None:
-    """The one line on stdout, but for those of :func:`say_paired`."""
+    """On stdout, for whoever started this process; people are told on stderr."""
     print(f"ready {url}", flush=True)
 
 
-def say_paired(name: str) -> None:
-    """On stdout, for whoever started this process; people are told on stderr."""
-    print(f"paired {name}", flush=True)
+def say_waiting(url: str) -> None:
+    """On stdout: it answers, and has no model yet."""
+    print(f"waiting {url}", flush=True)
 
 
-def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int:
-    """Serve until a signal, the lifeline's end or a device fault; return the exit status."""
+def run(
+    config: ProducerConfig,
+    ready: Callable[[str], None] = say_ready,
+    *,
+    only_pair: bool = False,
+) -> int:
+    """Serve until a signal, the lifeline's end or a device fault; return the exit status.
+
+    ``only_pair``: show codes instead, for a producer that runs elsewhere.
+    """
     logs.configure(config.log_level)
-    stop, serving = threading.Event(), threading.Event()
-
-    def now_ready(url: str) -> None:
-        serving.set()
-        ready(url)
-
+    asked = Asked()
     try:
-        _listen_to_signals(stop, serving)
+        _listen_to_signals(asked.stop, asked.serving)
         if config.lifeline_fd is not None:
-            _watch_lifeline(config.lifeline_fd, stop, serving)
-        if config.only_pairs:
-            serving.set()  # nothing is loaded: a stop is looked at
-            return pair(config, stop)
-        return serve(config, stop, now_ready)
+            _watch_lifeline(config.lifeline_fd, asked.stop, asked.serving)
+        if only_pair:
+            asked.serving.set()  # nothing is loaded: a stop is looked at
+            return pair(config, asked.stop)
+        return serve(config, asked, ready)
     except (ConfigError, CapacityError) as error:
         logs.complain(error)
         return EXIT_CONFIG
@@ -124,47 +122,48 @@ def run(config: ProducerConfig, ready: Callable[[str], None] = say_ready) -> int
 
 def serve(
     config: ProducerConfig,
-    stop: threading.Event | None = None,
+    asked: Asked | None = None,
     ready: Callable[[str], None] = say_ready,
 ) -> int:
-    """Serve until ``stop`` is set; return the exit status.
+    """Serve until a stop is asked for; return the exit status.
 
     Raises ``ConfigError`` and ``CapacityError`` before anybody can connect, and ``EngineFault``
-    from the probe.
+    from the probe; of a model that was received, the first two only end the wait for another.
     """
-    stop = stop or threading.Event()
+    asked = asked or Asked()
     check(config)
     registry = open_registry(config) if config.registered else None
     trust = _trust(config) if registry is None else RegistryTrust(registry.peers, registry.own)
     require_trust_for(config.address, trust, pairing=config.pair)
     with ExitStack() as stack:
         listener = stack.enter_context(bind(config.address, config.port))
-        server = _server(config, listener, trust, registry)
+        url = url_of(listener, "wss" if trust.context else "ws")
+        front = Front(config, registry, asked)
+        server = Server(listener, trust, connections=config.connections, desk=front.desk(trust))
         if registry is not None:
-            # Who pairs, or asks what this is, need not wait for the model.
+            # Who pairs, asks what this is, or sends a model need not wait for one.
             server.start()
             stack.callback(server.stop)
-            port = listener.getsockname()[1]
-            advertisement = _advertise(config, registry, port, stack)
-            if config.pair:
-                welcome = _welcome(config, registry, port, advertisement, trust.refresh)
-                stack.callback(welcome.stop)
-                welcome.start()
-        source = _source(config)
-        device = _device(config, source, stop)
+            front.open(listener.getsockname()[1], trust, stack)
+        loaded = front.load(
+            lambda model: _computing(config, model, asked), lambda: say_waiting(url)
+        )
+        if loaded is None:
+            return front.status()
+        source, device = loaded
         device.start()
         server.offer(_offer(config, source), device)
         if registry is None:
             server.start()
-        url = url_of(listener, "wss" if trust.context else "ws")
         known = {"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile}
         log.info("ready", extra=known)
+        asked.serving.set()
         ready(url)
-        stop.wait()
+        asked.stop.wait()
         log.info("stopping")
         tidy = server.stop(_STOP_S / 2)
         tidy = device.stop(_STOP_S / 2) and tidy
-    status = 0 if device.fault is None else EXIT_ENGINE_FAULT
+    status = front.status() if device.fault is None else EXIT_ENGINE_FAULT
     if not tidy:
         # A thread in the middle of a kernel or a driver call would outlive the interpreter.
         log.warning("threads were still busy at exit")
@@ -185,96 +184,21 @@ def pair(config: ProducerConfig, stop: threading.Event | None = None) -> int:
     with ExitStack() as stack:
         # The one that runs may answer already, without a port for codes.
         instance = f"{registry.name} pairing"
-        advertisement = _advertise(config, registry, config.port, stack, instance)
-        welcome = _welcome(config, registry, config.port, advertisement)
-        stack.callback(welcome.stop)
-        welcome.start()
-        while not welcome.wait(0.2) and not stop.is_set():
+        advertisement = advertise(config, registry, config.port, stack, "", instance)
+        shown = welcome(config, registry, config.port, advertisement)
+        stack.callback(shown.stop)
+        shown.start()
+        while not shown.wait(0.2) and not stop.is_set():
             pass
     return 0
 
 
-def _server(
-    config: ProducerConfig, listener: socket.socket, trust: Trust, registry: Registry | None
-) -> Server:
-    desk = None
-    if registry is not None:
-        assert isinstance(trust, RegistryTrust)
-        desk = Desk(trust, Profile(registry.name, _version(), _model_name(config)))
-    return Server(listener, trust, connections=config.connections, desk=desk)
-
-
-def _advertise(
-    config: ProducerConfig,
-    registry: Registry,
-    port: int,
-    stack: ExitStack,
-    instance: str | None = None,
-) -> Advertisement | None:
-    if not config.advertised:
-        return None
-    advertisement = Advertisement(
-        name=registry.name,
-        addresses=addresses_of(config.address),
-        port=port,
-        model=_model_name(config),
-        instance=instance,
-    )
-    stack.callback(advertisement.stop)
-    advertisement.start()
-    return advertisement
-
-
-def _model_name(config: ProducerConfig) -> str:
-    """What is served, by its directory's name; empty if nothing is."""
-    return (config.synthetic or "") if config.model is None else config.model.resolve().name
-
-
-def _version() -> str:
-    """Of Baton, as a message can carry it."""
-    (found,) = releases.installed(["baton-llm"]).values()
-    return re.sub(r"[^A-Za-z0-9_.:-]", "-", found)[:64] or "unknown"
-
-
-def _welcome(
-    config: ProducerConfig,
-    registry: Registry,
-    port: int,
-    advertisement: Advertisement | None,
-    changed: Callable[[], None] = lambda: None,
-) -> Welcome:
-    listener = bind(config.address, config.pair_port, "--pair-port")
-    pair_port = listener.getsockname()[1]
-    called = _called(config.address, pair_port)
-    if advertisement is not None:
-        called = [registry.name, *called]
-
-    def paired(peer: Peer) -> None:
-        changed()
-        say_paired(peer.name)
-
-    def opened(open: bool) -> None:
-        if advertisement is not None:
-            advertisement.pair(pair_port if open else 0)
-
-    return Welcome(
-        listener,
-        registry.peers,
-        registry.own,
-        name=registry.name,
-        port=port,
-        called=called,
-        paired=paired,
-        opened=opened,
-    )
-
-
-def _called(host: str, port: int) -> list[str]:
-    """What may be typed at the decoder for what is bound there, without zeroconf."""
-    hosts = addresses_of(host) or [socket.gethostname()]
-    if port == ProducerConfig.pair_port:
-        return hosts
-    return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]
+def _computing(
+    config: ProducerConfig, received: Path | None, asked: Asked
+) -> tuple[Source, Device]:
+    """The model that was received, or else the one of ``config``, and what it runs on."""
+    source = _source(config if received is None else replace(config, model=received))
+    return source, _device(config, source, asked.stop)
 
 
 def _device(config: ProducerConfig, source: Source, stop: threading.Event) -> Device:
@@ -327,7 +251,7 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
     from protocol.checkpoint import read_checkpoint
 
     with logs.progress_bar(f"reading {model.name}") as report:
-        checkpoint = read_checkpoint(model, _digest_cache(config), report)
+        checkpoint = read_checkpoint(model, config.cache_path / "digests.json", report)
     from gb10_producer import model as models
     from gb10_producer.prefill import TorchPrefiller
 
@@ -362,13 +286,6 @@ def loaded_bytes(nbytes: int, quantisation: dict | None, dtype: str) -> int:
     itemsize = ITEMSIZE[dtype]
     per_weight = quantisation["bits"] / 8 + 2 * itemsize / quantisation["group_size"]
     return int(nbytes * itemsize / per_weight)
-
-
-def _digest_cache(config: ProducerConfig) -> Path:
-    import platformdirs
-
-    root = config.cache_dir or Path(platformdirs.user_cache_dir("baton"))
-    return root / "digests.json"
 
 
 def _cache_budget(config: ProducerConfig, source: Source) -> int:

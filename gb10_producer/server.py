@@ -24,6 +24,7 @@ from gb10_producer.wire import Rejection, Wire
 from protocol.control import PATH as CONTROL_PATH
 from protocol.deadlines import Timing
 from protocol.errors import CapacityError, ConfigError
+from protocol.reasons import WITHOUT_MODEL
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,15 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         listener.close()
         raise _unusable(host, port, error, option) from error
     return listener
+
+
+def taken(host: str, port: int) -> bool:
+    """Whether somebody listens there already."""
+    try:
+        bind(host, port).close()
+    except ConfigError as error:
+        return error.reason == "port_taken"
+    return False
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
@@ -215,6 +225,9 @@ class Server:
             return Rejection(503, "Come back later.\n", retry_after_s=2) if busy else None
         if path != HANDOFF_PATH:
             return Rejection(404, "There is nothing here.\n")
+        if self.stock is None and self._desk is not None and self._desk.profile.waiting:
+            text = "There is no model yet: a paired decoder can send one.\n"
+            return Rejection(503, text, retry_after_s=10, reason=WITHOUT_MODEL)
         if self.stock is None:
             return Rejection(503, "The model is still loaded.\n", retry_after_s=2)
         if len(self._proven) >= self._limit:

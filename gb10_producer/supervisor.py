@@ -2,8 +2,9 @@
 
 A device that fails takes its process with it (exit 75, or a signal from the driver), and a new
 process usually finds it well again. When it does not, as ``protocol.restarts`` counts, the
-supervisor says so and ends. Other exit statuses are the child's last word: 0
-was asked for, 78 needs a person.
+supervisor says so and ends. A child that serves another model from now on (79) is started again
+at once, which is no fault. Other exit statuses are the child's last word: 0 was asked for, 78
+needs a person.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from types import FrameType
 from gb10_producer import logs
 from gb10_producer.config import ProducerConfig
 from gb10_producer.trust import trust_from_key_pipe
-from protocol.errors import EXIT_ENGINE_FAULT, EngineFault
+from protocol.errors import EXIT_ENGINE_FAULT, EXIT_START_AGAIN, EngineFault
 from protocol.restarts import Policy, Restarts
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Supervisor:
         self._key: bytes | None = None
         self._child: subprocess.Popen[str] | None = None
         self._asked = threading.Event()
-        self._announced = False
+        self._announced: set[str] = set()
         self.starts = 0
 
     def run(self) -> int:
@@ -66,6 +67,9 @@ class Supervisor:
             status, served_s = self._run_child()
             if self._asked.is_set():
                 return 0
+            if status == EXIT_START_AGAIN:
+                log.info("the producer starts again, with another model")
+                continue
             if status >= 0 and status != EXIT_ENGINE_FAULT:
                 return status
             self._restarts = restarts = self._restarts.after(status, served_s)
@@ -129,22 +133,23 @@ class Supervisor:
         return status, None if ready_at is None else time.monotonic() - ready_at
 
     def _read_stdout(self, child: subprocess.Popen[str]) -> float | None:
-        """Read until the child closes its stdout; return when it said that it is ready."""
+        """Read until the child closes its stdout; return when it began to do what it can."""
         assert child.stdout is not None
-        ready_at = None
+        began = None
         with child.stdout as lines:
             for line in lines:
-                if line.startswith("ready ") and ready_at is None:
-                    ready_at = time.monotonic()
+                word = line.partition(" ")[0]
+                if word in ("ready", "waiting"):
+                    began = began or time.monotonic()
                     self._keep_port(line.split()[1])
-                    if not self._announced:
-                        self._announced = True
+                    if word not in self._announced:
+                        self._announced.add(word)
                         print(line.rstrip(), flush=True)
-                elif line.startswith("paired "):
+                elif word == "paired":
                     # What was asked for is done: a later child shows no code.
                     self._config = replace(self._config, pair=False)
                     print(line.rstrip(), flush=True)
-        return ready_at
+        return began
 
     def _keep_port(self, url: str) -> None:
         """Have later children use the port that the first one got."""

@@ -28,6 +28,7 @@ from websockets.protocol import CONNECTING, OPEN
 from websockets.server import ServerProtocol
 
 from protocol.errors import PeerProtocolError, TransferError
+from protocol.reasons import REASON_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Rejection(NamedTuple):
     status: int
     text: str
     retry_after_s: int | None = None
+    reason: str | None = None
+    """A code for a decoder, in the header :data:`REASON_HEADER`."""
 
 
 class Wire:
@@ -61,6 +64,9 @@ class Wire:
         self._out: deque[memoryview] = deque()
         self._text: list[bytes] = []
         self._fragments: list[bytes] = []
+        self._bulk: deque[bytes] = deque()
+        self._bulk_most = 0
+        self._bulk_held = 0
         self._write_after_read = False
         self._woken = False
         self._eof_queued = False
@@ -130,6 +136,24 @@ class Wire:
         """Bound the next incoming message."""
         self._protocol.max_message_size = nbytes
 
+    def take_binary(self, most: int) -> None:
+        """Take BINARY messages too, and read no more while ``most`` bytes of them are held here.
+
+        0: none belongs here, and those that were held are gone.
+        """
+        self._bulk_most = most
+        if not most:
+            self._bulk.clear()
+            self._bulk_held = 0
+
+    def binary(self) -> bytes | None:
+        """The next BINARY message that has come."""
+        if not self._bulk:
+            return None
+        data = self._bulk.popleft()
+        self._bulk_held -= len(data)
+        return data
+
     def send_text(self, raw: bytes) -> None:
         """Queue one TEXT message."""
         try:
@@ -180,6 +204,8 @@ class Wire:
     def close(self, code: int, reason: str, timeout_s: float) -> None:
         """Send what is queued, then the closing handshake; give both ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
+        # What was on its way is read, so that the peer gets to read why this ends.
+        self.take_binary(0)
         try:
             if self._protocol.state is OPEN:
                 self._protocol.send_close(code, reason)
@@ -216,9 +242,10 @@ class Wire:
 
     def _wait(self, timeout_s: float) -> bool:
         """Wait for the socket or a wake-up; say whether there is something to read."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+        reading = not self._full
+        if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
-        interest = select.POLLIN
+        interest = select.POLLIN if reading else 0
         if self._out:
             timeout_s = min(timeout_s, self._stall_s)
             if not self._write_after_read:
@@ -232,9 +259,13 @@ class Wire:
             self._woken = False  # only now: a wake-up in between is seen after poll returns
         return bool(found.get(self._socket.fileno(), 0) & ~select.POLLOUT)
 
+    @property
+    def _full(self) -> bool:
+        return 0 < self._bulk_most <= self._bulk_held
+
     def _read(self) -> None:
         self._write_after_read = False
-        while not self.closed:
+        while not self.closed and not self._full:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -271,18 +302,33 @@ class Wire:
             response = self._protocol.reject(rejection.status, rejection.text)
             if rejection.retry_after_s is not None:
                 response.headers["Retry-After"] = str(rejection.retry_after_s)
+            if rejection.reason is not None:
+                response.headers[REASON_HEADER] = rejection.reason
             return response
         self.path = request.path
         return self._protocol.accept(request)
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.BINARY:
-            raise PeerProtocolError("A decoder sends no binary messages.", field="opcode")
+            self._binary(frame)
         if frame.opcode in (Opcode.TEXT, Opcode.CONT):
             self._fragments.append(bytes(frame.data))
             if frame.fin:
                 self._text.append(b"".join(self._fragments))
                 self._fragments.clear()
+
+    def _binary(self, frame: Frame) -> None:
+        if self._protocol.state is not OPEN:
+            return  # it was on its way when this side had begun to close
+        if not self._bulk_most or not frame.fin:
+            raise PeerProtocolError(
+                "No binary message of this kind belongs here.",
+                reason="websocket_violation",
+                field="opcode",
+            )
+        data = bytes(frame.data)
+        self._bulk.append(data)
+        self._bulk_held += len(data)
 
     def _write(self) -> None:
         while self._out and not self.closed:

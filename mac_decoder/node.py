@@ -42,6 +42,7 @@ from mac_decoder.reporting import complain, start_logging
 from mac_decoder.store.key import load_or_make
 from mac_decoder.store.limits import MIN_CAP, default_limits
 from mac_decoder.store.store import Store
+from protocol.addresses import is_loopback
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import (
     EXIT_CONFIG,
@@ -300,6 +301,8 @@ class _Node:
                 default_max_tokens=config.default_max_tokens,
                 default_temperature=config.default_temperature,
                 lane=config.lane,
+                # For `baton node`, which sends it to a producer; others have no use for it.
+                model_path=str(checkpoint.path.resolve()) if is_loopback(config.host) else "",
             ),
             self._past,
             self._custody,

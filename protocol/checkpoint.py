@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -46,6 +46,14 @@ _TOKENIZER_FILES: Final = (
     "vocab.json",
     "vocab.txt",
 )
+_BESIDES: Final = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+)
+"""What else a checkpoint consists of; mlx-lm reads from the fourth where an answer ends."""
 _VOCABULARIES: Final = (
     ("tokenizer.json",),
     ("tokenizer.model",),
@@ -100,10 +108,8 @@ def read_checkpoint(
     with well_formed():
         layout = found.architecture.layout(found.config, found.dtype)
         max_context = _max_context(found.config)
-    tokenizer_files = [model_dir / name for name in _TOKENIZER_FILES]
-    tokenizer_files += sorted(model_dir.glob("*.tiktoken"))
-    tokenizer_files = [path for path in tokenizer_files if path.is_file()]
-    digests = _digests([*found.weight_files, *tokenizer_files], digest_cache, progress)
+    tokenizer_files = _tokenizer_files(model_dir)
+    digests = file_digests([*found.weight_files, *tokenizer_files], digest_cache, progress)
     identity = identity_from_parts(
         found.raw,
         weight_files=[(p.name, p.stat().st_size, digests[p]) for p in found.weight_files],
@@ -125,6 +131,12 @@ def read_checkpoint(
         weight_files=found.weight_files,
         nbytes=sum(path.stat().st_size for path in found.weight_files),
     )
+
+
+def checkpoint_files(model_dir: Path) -> list[Path]:
+    """Every file that the checkpoint consists of, and no other. Raises like :func:`read_layout`."""
+    besides = [path for name in _BESIDES if (path := model_dir / name).is_file()]
+    return [*_inspect(model_dir).weight_files, *_tokenizer_files(model_dir), *besides]
 
 
 def read_layout(model_dir: Path) -> Layout:
@@ -194,6 +206,12 @@ def require_tokenizer(model_dir: Path) -> None:
         field="tokenizer.json",
         hint="copy the whole directory of the checkpoint, the same on both machines",
     )
+
+
+def _tokenizer_files(model_dir: Path) -> list[Path]:
+    named = [model_dir / name for name in _TOKENIZER_FILES]
+    named += sorted(model_dir.glob("*.tiktoken"))
+    return [path for path in named if path.is_file()]
 
 
 def _refuse_broken_tokenizer(model_dir: Path) -> None:
@@ -391,10 +409,13 @@ def _decode_floats(value: Any) -> Any:
     return value
 
 
-def _digests(
-    paths: list[Path], cache_file: Path | None, progress: Progress | None
+def file_digests(
+    paths: list[Path], cache_file: Path | None, progress: Progress | None = None
 ) -> dict[Path, str]:
-    """SHA-256 of every file, as hex, from the cache where the file is unchanged."""
+    """SHA-256 of every file, as hex, from the cache where the file is unchanged.
+
+    What a cache is: see :func:`read_checkpoint`. Raises ``OSError``.
+    """
     cache = _read_cache(cache_file)
     total, done = sum(path.stat().st_size for path in paths), 0
     found: dict[Path, str] = {}
@@ -419,6 +440,17 @@ def _digests(
             progress(done, total)
     _write_cache(cache_file, cache)
     return found
+
+
+def remember_digests(cache_file: Path, digests: Mapping[Path, str]) -> None:
+    """Have :func:`file_digests` find these, of files that somebody has hashed as they are.
+
+    Raises ``OSError`` where one of them cannot be looked at.
+    """
+    cache = _read_cache(cache_file)
+    for path, digest in digests.items():
+        cache[str(path.resolve())] = [*_mark(path.stat()), digest]
+    _write_cache(cache_file, cache)
 
 
 def _mark(status: os.stat_result) -> list[int]:

@@ -30,6 +30,11 @@ EXIT_ENGINE_FAULT = 75
 """Exit status of a process whose accelerator failed (EX_TEMPFAIL of sysexits.h)."""
 
 
+EXIT_START_AGAIN = 79
+"""Exit status of a process that has to be started again, at once, since it serves something else
+from now on; nothing has failed. Not one of sysexits.h."""
+
+
 class BatonError(Exception):
     """A failure with a stable reason code.
 

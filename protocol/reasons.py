@@ -174,8 +174,31 @@ PAIRING_REASONS: Final[dict[str, Reason]] = {
 CONTROL_REASONS: Final[dict[str, Reason]] = {
     "control_refused": Reason(TransferError, "The other side gave a reason that is not listed."),
     "trust_not_kept": Reason(ConfigError, "The producer could not write it down: see its log."),
+    "models_not_taken": Reason(ConfigError, "The producer serves no model that could be replaced."),
+    "model_transfer_busy": Reason(CapacityError, "The producer is receiving a model already."),
+    "model_manifest_invalid": Reason(
+        PeerProtocolError, "The list of a model's files is not as it must be."
+    ),
+    "model_digest_differs": Reason(
+        IntegrityError, "A file of the model is another than announced: it is not kept."
+    ),
+    "model_identity_differs": Reason(
+        IntegrityError, "What came is another model than announced: it is not kept."
+    ),
+    "model_unusable": Reason(
+        ConfigError, "What came is no checkpoint that the producer can read: it is not kept."
+    ),
+    "model_not_kept": Reason(ConfigError, "The producer could not write the model: see its log."),
+    "disk_full": Reason(
+        CapacityError, "The producer's disk has no room for the model, or would be left too full."
+    ),
 }
 """Reasons of the control channel alone; what holds for those of pairing holds for them."""
+
+REASON_HEADER: Final = "Baton-Reason"
+"""A producer that answers a decoder's connection with HTTP 503 may say in this header why."""
+WITHOUT_MODEL: Final = "producer_without_model"
+"""The one code that it has: there is nothing to prefill with until it was sent a model."""
 
 _EVERY: Final = REASONS | PAIRING_REASONS | CONTROL_REASONS
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import msgspec
 
-from protocol.control import PATH, DecoderControl, Event, Proven, Rekeyed
-from protocol.control.messages import MAX_MESSAGE, Description, Unpaired
+from protocol.control import PATH, STALL_S, DecoderControl, Event, Proven, Rekeyed
+from protocol.control.messages import (
+    MAX_MESSAGE,
+    Description,
+    ModelKept,
+    ModelWanted,
+    SendModel,
+    Unpaired,
+)
 from protocol.errors import BatonError, IntegrityError, TransferError
 from protocol.pairing.record import PairingRecord
 from trust.calls import call, secure
@@ -83,6 +92,40 @@ class Control:
         pairing = self._expect(Rekeyed).pairing
         return msgspec.structs.replace(self._record, key=pairing.key, epoch=pairing.epoch)
 
+    def send_model(
+        self,
+        offer: SendModel,
+        pieces: Callable[[int], Iterator[bytes]],
+        sent: Callable[[int], None] = lambda nbytes: None,
+    ) -> ModelKept:
+        """Have the producer keep the checkpoint of ``offer``; it has, once this returns.
+
+        ``pieces`` gives the stream from a byte on, each of at most ``PIECE_BYTES``; ``sent`` is
+        called with how many of its bytes the producer has, or are on their way. What was sent
+        before anything is raised stays there, and the next time begins behind it.
+
+        Raises also what ``pieces`` does, and the reasons of models in
+        :data:`protocol.reasons.CONTROL_REASONS`.
+        """
+        machine = self._machine
+        machine.send_model(offer, time.monotonic())
+        offset = self._expect(ModelWanted).offset
+        sent(offset)
+        with self._telling():
+            for piece in pieces(offset):
+                self._send_piece(piece)
+                sent(offer.nbytes - machine.left)
+            machine.all_sent(time.monotonic())
+        return self._expect(ModelKept)
+
+    def _send_piece(self, piece: bytes) -> None:
+        """Send bulk, unless the producer wants no more of it."""
+        deadline = time.monotonic() + STALL_S
+        if (said := self._socket.arrived(deadline)) is not None:
+            self._machine.receive(said, time.monotonic())
+        self._machine.data(len(piece), time.monotonic())
+        self._socket.send_binary(piece, deadline)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._socket.close()
@@ -96,19 +139,25 @@ class Control:
     def _expect(self, kind: type[_Answer]) -> _Answer:
         """Send what is queued, and receive until there is an event."""
         event: Event | None = None
-        try:
+        with self._telling():
             while event is None:
                 due = self._machine.deadline()
                 assert due is not None
                 self._flush(due)
                 event = self._machine.receive(self._socket.receive(due), time.monotonic())
+        assert isinstance(event, kind)
+        return event
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What goes wrong inside ends the channel, and the producer is told if it still can be."""
+        try:
+            yield
         except BatonError as error:
             self._machine.shut(error)
             with contextlib.suppress(TransferError):
                 self._flush(time.monotonic() + _FAREWELL_S)
             raise
-        assert isinstance(event, kind)
-        return event
 
     def _flush(self, deadline: float) -> None:
         for raw in self._machine.outgoing():

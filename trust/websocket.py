@@ -1,4 +1,5 @@
-"""A small WebSocket client: short TEXT messages over TLS, in one thread, by deadlines.
+"""A small WebSocket client over TLS, in one thread, by deadlines: short TEXT messages both ways,
+BINARY ones to the producer alone.
 
 Not the library's own client, which reads and writes the TLS socket from two threads at once:
 OpenSSL does not allow that, and CPython guards against it from 3.13 on only.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import ssl
 import time
 from collections import deque
@@ -73,6 +75,26 @@ class WebSocket:
             self._protocol.send_text(text)
             self._send(deadline)
 
+    def send_binary(self, data: bytes | memoryview, deadline: float) -> None:
+        """Send bulk. Raises like :meth:`send`."""
+        with _failures():
+            if self._protocol.state is not OPEN:
+                raise EOFError
+            self._protocol.send_binary(data)
+            self._send(deadline)
+
+    def arrived(self, deadline: float) -> bytes | None:
+        """A message that is here already, if there is one. Raises like :meth:`receive`."""
+        with _failures():
+            while not self._texts and self._readable():
+                self._sock.settimeout(0.0)
+                try:
+                    received = self._sock.recv(_RECEIVE_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    break
+                self._take(received, deadline)
+            return self._texts.popleft() if self._texts else None
+
     def receive(self, deadline: float) -> bytes:
         """The next message.
 
@@ -102,7 +124,14 @@ class WebSocket:
 
     def _read(self, deadline: float) -> None:
         self._wait_until(deadline)
-        received = self._sock.recv(_RECEIVE_BYTES)
+        self._take(self._sock.recv(_RECEIVE_BYTES), deadline)
+
+    def _readable(self) -> bool:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        return bool(self._sock.pending() or poller.poll(0))
+
+    def _take(self, received: bytes, deadline: float) -> None:
         if received:
             self._protocol.receive_data(received)
         else:

@@ -42,6 +42,7 @@ def router(service: Service) -> APIRouter:
         return _json(
             {
                 "model": service.served_name,
+                "model_path": service.settings.model_path or None,
                 "supervisor": {**service.past._asdict(), "connections_missed": missed},
                 "door": _door(service),
                 "engine": engine,

@@ -21,7 +21,7 @@ class ApiSettings:
     left. ``heartbeat_s`` is the longest silence on a stream. ``default_max_tokens`` ``None``
     lets a chat answer grow to the end of the model's context. ``share_caches`` lets one API key
     reuse what was computed for another, who can then tell by the time whether a prompt was
-    there before.
+    there before. ``model_path`` is the model's directory, empty where it is nobody's business.
     """
 
     hosts: tuple[str, ...] = ()
@@ -39,3 +39,4 @@ class ApiSettings:
     default_max_tokens: int | None = None
     default_temperature: float = 1.0
     lane: Lane = "auto"
+    model_path: str = ""

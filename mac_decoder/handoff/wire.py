@@ -32,6 +32,7 @@ from websockets.uri import WebSocketURI, parse_uri
 from mac_decoder.handoff.transport import POLL_S, Transport, connect
 from protocol.errors import CapacityError, ConfigError, PeerProtocolError, TransferError
 from protocol.frames import HEADER_BYTES, MAX_FRAME_BYTES
+from protocol.reasons import REASON_HEADER, WITHOUT_MODEL
 
 _AHEAD_BYTES: Final = 4096
 """Read ahead of a frame's boundary; what belongs to a payload is copied, once."""
@@ -104,8 +105,8 @@ class Wire:
 
         ``verify`` is given the peer's certificate before anything is sent to it. Raises
         ``TransferError`` (see ``transport.connect``; ``handshake_refused``,
-        ``handshake_invalid``), ``CapacityError`` (``producer_busy``: HTTP 503) and whatever
-        ``verify`` raises.
+        ``handshake_invalid``, ``producer_without_model``), ``CapacityError`` (``producer_busy``:
+        any other HTTP 503) and whatever ``verify`` raises.
         """
         deadline = time.monotonic() + timeout_s
         uri = parse_url(url)
@@ -458,12 +459,27 @@ def _require_upgrade(head: bytearray) -> None:
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
         raise TransferError("what answered speaks no HTTP", reason="handshake_invalid")
     status = int(words[1])
+    if status == 503 and _reason_in(head) == WITHOUT_MODEL:
+        raise TransferError(
+            "the producer has no model yet",
+            reason=WITHOUT_MODEL,
+            hint="send it this decoder's: baton node send NAME",
+        )
     if status == 503:
         raise CapacityError("the producer has no room", reason="producer_busy", retry_after_s=2.0)
     if status != 101:
         raise TransferError(
             "the producer refused the connection", reason="handshake_refused", found=status
         )
+
+
+def _reason_in(head: bytearray) -> str | None:
+    """Why a producer says that it does not let anybody in, if it does."""
+    for line in bytes(head).split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == REASON_HEADER.lower().encode():
+            return value.strip().decode("ascii", "replace")
+    return None
 
 
 def _violation(message: str) -> PeerProtocolError:

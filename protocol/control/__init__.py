@@ -20,7 +20,9 @@ Rules of both machines:
    events come out.
 2. Whatever is refused raises a typed error, and the machine is CLOSED: the shell sends what
    ``outgoing()`` then holds, one CONTROL_REFUSED, and closes the connection.
-3. One question at a time, and nothing after the answer to UNPAIR and ROTATE: the key that was
+3. The bytes of a model are the shells': machines count them. TLS authenticates them one by one,
+   the digest in SEND_MODEL all of them.
+4. One question at a time, and nothing after the answer to UNPAIR and ROTATE: the key that was
    proven is not the pairing's any more.
 """
 
@@ -35,6 +37,7 @@ from typing import ClassVar, Final
 from protocol.control.events import (
     DescribeAsked,
     Event,
+    ModelOffered,
     Proven,
     Rekeyed,
     RotateAsked,
@@ -52,14 +55,19 @@ from protocol.control.messages import (
     Describe,
     Description,
     Message,
+    ModelKept,
+    ModelWanted,
     Rotate,
     Rotated,
     Sealed,
+    SendModel,
+    Serving,
     Unpair,
     Unpaired,
     decode,
     encode,
 )
+from protocol.control.models import PIECE_BYTES
 from protocol.errors import BatonError, LocalProtocolError
 from protocol.messages import MAX_GENERATION
 from protocol.pairing import Pairing, PinnedCertificates
@@ -72,6 +80,10 @@ PATIENCE_S: Final = 10.0
 """How long each side waits for the other's next message of the opening, in seconds."""
 ANSWER_S: Final = 30.0
 """How long the decoder waits for an answer, and the producer for the next question."""
+STALL_S: Final = 60.0
+"""How long each side waits until more bytes of a model have come, or were taken."""
+CHECK_S: Final = 900.0
+"""How long the producer may take to look at what it has of a model: it reads all of it."""
 NONCE_BYTES: Final = 32
 
 TOLD: Final = (
@@ -81,6 +93,7 @@ TOLD: Final = (
         for code in (
             *("version_unsupported", "message_too_long", "message_malformed", "message_unknown"),
             *("message_not_canonical", "message_unexpected", "epoch_differs", "proof_differs"),
+            *("frame_too_long", "frame_unexpected"),
             *(
                 "pairing_revoked",
                 "peer_silent",
@@ -115,11 +128,17 @@ class _Channel(ABC):
         self._seals: Seals | None = None
         self._nonces = (b"", b"")
         self._share = b""
+        self._left = 0
 
     @property
     def step(self) -> Step:
         """Where the machine stands in its table."""
         return self._step
+
+    @property
+    def left(self) -> int:
+        """How many bytes of a model are still to come, or to be sent."""
+        return self._left
 
     def outgoing(self) -> list[bytes]:
         """The messages to send now, in order; each is returned once."""
@@ -253,6 +272,11 @@ class DecoderControl(_Channel):
         (Step.UNPAIRING, "UNPAIRED"): Step.ENDED,
         (Step.READY, "rotate"): Step.ROTATING,
         (Step.ROTATING, "ROTATED"): Step.ENDED,
+        (Step.READY, "send_model"): Step.OFFERING,
+        (Step.OFFERING, "MODEL_WANTED"): Step.SENDING,
+        (Step.SENDING, "data"): Step.SENDING,
+        (Step.SENDING, "all_sent"): Step.KEEPING,
+        (Step.KEEPING, "MODEL_KEPT"): Step.READY,
     }
 
     def __init__(
@@ -295,6 +319,25 @@ class DecoderControl(_Channel):
         self._share = self._entropy(NONCE_BYTES)
         self._send(Rotate(epoch=self._pairing.epoch + 1, share=self._share, mac=NO_MAC))
 
+    def send_model(self, offer: SendModel, now: float) -> None:
+        """Offer a model; the answer is :class:`ModelWanted`. Then come :meth:`data`."""
+        self._call("send_model", now)
+        self._left = offer.nbytes
+        self._send(offer)
+
+    def data(self, nbytes: int, now: float) -> None:
+        """So many bytes of the model are sent, in one BINARY message."""
+        self._call("data", now)
+        if not 0 < nbytes <= min(PIECE_BYTES, self._left):
+            raise LocalProtocolError("so many bytes are not to be sent")
+        self._left -= nbytes
+
+    def all_sent(self, now: float) -> None:
+        """Nothing of the model is :attr:`left`; the answer is :class:`ModelKept`."""
+        if self._left:
+            raise LocalProtocolError("not all of the model was sent")
+        self._call("all_sent", now)
+
     def _on_message(self, message: Message, raw: bytes) -> Event | None:
         match message:
             case ControlAnswer(nonce=nonce):
@@ -309,8 +352,14 @@ class DecoderControl(_Channel):
                 self._verify(message)
                 shares = (self._share, share)
                 return Rekeyed(rotated(self._pairing, self._nonces, shares, self._certificates))
+            case ModelWanted(offset=offset):
+                self._verify(message)
+                if offset > self._left:
+                    raise differs("message_malformed", "offset", offset, f"at most {self._left}")
+                self._left -= offset
+                return message
             case _:
-                assert isinstance(message, Description | Unpaired)
+                assert isinstance(message, Description | Unpaired | ModelKept)
                 self._verify(message)
                 return message
 
@@ -318,6 +367,10 @@ class DecoderControl(_Channel):
         match self._step:
             case Step.HELLO_SENT | Step.PROOF_SENT:
                 return PATIENCE_S
+            case Step.OFFERING | Step.KEEPING:
+                return CHECK_S
+            case Step.SENDING:
+                return STALL_S
             case Step.DESCRIBING | Step.UNPAIRING | Step.ROTATING:
                 return ANSWER_S
             case _:
@@ -339,6 +392,11 @@ class ProducerControl(_Channel):
         (Step.UNPAIRING, "unpaired"): Step.ENDED,
         (Step.READY, "ROTATE"): Step.ROTATING,
         (Step.ROTATING, "rotated"): Step.ENDED,
+        (Step.READY, "SEND_MODEL"): Step.OFFERING,
+        (Step.OFFERING, "wanted"): Step.SENDING,
+        (Step.SENDING, "data"): Step.SENDING,
+        (Step.SENDING, "all_received"): Step.KEEPING,
+        (Step.KEEPING, "kept"): Step.READY,
     }
 
     def __init__(
@@ -367,6 +425,41 @@ class ProducerControl(_Channel):
         self._call("rotated", now)
         self._send(Rotated(share=self._share, mac=NO_MAC))
 
+    def wanted(self, offset: int, now: float) -> None:
+        """Answer SEND_MODEL: take the stream from byte ``offset`` on."""
+        if not 0 <= offset <= self._left:
+            raise LocalProtocolError("the stream does not have so many bytes")
+        self._call("wanted", now)
+        self._left -= offset
+        self._send(ModelWanted(offset=offset, mac=NO_MAC))
+
+    def data(self, nbytes: int, now: float) -> None:
+        """So many bytes of the model came, in one BINARY message.
+
+        Raises PeerProtocolError ``frame_unexpected``, ``frame_too_long``; the machine is then
+        CLOSED.
+        """
+        with self._refusing():
+            if self._step is not Step.SENDING:
+                text = f"no bytes of a model belong into {self._step}"
+                raise refusal("frame_unexpected", text, field="state", found=self._step)
+            most = min(PIECE_BYTES, self._left)
+            if not 0 < nbytes <= most:
+                raise differs("frame_too_long", "length", nbytes, f"1 to {most}")
+            self._call("data", now)
+            self._left -= nbytes
+
+    def all_received(self, now: float) -> None:
+        """Nothing of the model is :attr:`left`, and it is being looked at."""
+        if self._left:
+            raise LocalProtocolError("not all of the model has come")
+        self._call("all_received", now)
+
+    def kept(self, name: str, serving: Serving, now: float) -> None:
+        """Answer the last bytes of a model, once it is kept."""
+        self._call("kept", now)
+        self._send(ModelKept(name=name, serving=serving, mac=NO_MAC))
+
     def _on_message(self, message: Message, raw: bytes) -> Event | None:
         match message:
             case ControlHello():
@@ -382,6 +475,9 @@ class ProducerControl(_Channel):
             case Unpair():
                 self._verify(message)
                 return UnpairAsked()
+            case SendModel():
+                self._verify(message)
+                return self._on_send_model(message)
             case _:
                 assert isinstance(message, Rotate)
                 self._verify(message)
@@ -396,6 +492,12 @@ class ProducerControl(_Channel):
         self._pairing, self._nonces = pairing, (message.nonce, self._nonce)
         self._seals = Seals(pairing, raw, answer, self._certificates)
         self._queue.append(answer)
+
+    def _on_send_model(self, offer: SendModel) -> ModelOffered:
+        if offer.manifest_bytes > offer.nbytes:
+            raise differs("model_manifest_invalid", "nbytes", offer.nbytes, offer.manifest_bytes)
+        self._left = offer.nbytes
+        return ModelOffered(offer)
 
     def _on_rotate(self, message: Rotate) -> RotateAsked:
         old = self._pairing
@@ -412,6 +514,8 @@ class ProducerControl(_Channel):
                 return PATIENCE_S
             case Step.READY:
                 return ANSWER_S
+            case Step.SENDING:
+                return STALL_S
             case _:
                 return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.control.messages import Description, Unpaired
+from protocol.control.messages import Description, ModelKept, ModelWanted, SendModel, Unpaired
 from protocol.pairing import Pairing
 
 
@@ -26,6 +26,12 @@ class Step(StrEnum):
     DESCRIBING = "DESCRIBING"
     UNPAIRING = "UNPAIRING"
     ROTATING = "ROTATING"
+    OFFERING = "OFFERING"
+    """A model is offered; the producer looks what it has of it."""
+    SENDING = "SENDING"
+    """The model's bytes are on their way."""
+    KEEPING = "KEEPING"
+    """All of them were sent; the producer looks whether they are a model, and keeps it."""
     ENDED = "ENDED"
     """The key that was proven is not the pairing's any more."""
     CLOSED = "CLOSED"
@@ -66,4 +72,22 @@ class Rekeyed:
     pairing: Pairing
 
 
-Event = Proven | DescribeAsked | UnpairAsked | RotateAsked | Description | Unpaired | Rekeyed
+@dataclass(frozen=True)
+class ModelOffered:
+    """Producer: look what is there of the offered model, then answer with ``wanted``."""
+
+    offer: SendModel
+
+
+Event = (
+    Proven
+    | DescribeAsked
+    | UnpairAsked
+    | RotateAsked
+    | ModelOffered
+    | Description
+    | Unpaired
+    | Rekeyed
+    | ModelWanted
+    | ModelKept
+)

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from protocol.canonical import Codec
+from protocol.control.models import MAX_MANIFEST, MAX_STREAM
 from protocol.identity import Identity
 from protocol.messages import MAX_GENERATION, Bytes32, Code, Epoch, Note, Recipe, Word
 from protocol.pairing.messages import Name
@@ -24,7 +25,14 @@ MAX_MESSAGE: Final = 4096
 NO_MAC: Final = bytes(32)
 """What stands in a message's place for its MAC while that is computed."""
 LaterEpoch = Annotated[int, msgspec.Meta(ge=1, le=MAX_GENERATION)]
-ProducerState = Literal["loading", "ready", "stopping"]
+ProducerState = Literal["waiting", "loading", "ready", "stopping"]
+"""``waiting``: it has no model, and takes one."""
+Serving = Literal["now", "restarting", "kept"]
+"""What becomes of a model that was received: it is loaded ``now``, or by the process that takes
+this one's place, or ``kept`` beside the one that the producer was started with."""
+ModelName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+"""What a model that is sent may be called."""
+StreamBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_STREAM)]
 
 _UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
 
@@ -56,7 +64,7 @@ class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="des
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="description"):
-    """Producer: what it is. ``identity`` and ``recipe`` are null while it loads its model."""
+    """Producer: what it is. ``identity`` and ``recipe`` are null until it has loaded its model."""
 
     name: Name
     version: Word
@@ -94,6 +102,35 @@ class Rotated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rota
     mac: Bytes32
 
 
+class SendModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="send_model"):
+    """Decoder: offers a checkpoint as a stream of ``nbytes``, its list of files included.
+
+    ``digest`` is the SHA-256 of that list, which has ``manifest_bytes``.
+    """
+
+    name: ModelName
+    identity: Identity
+    nbytes: StreamBytes
+    manifest_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST)]
+    digest: Bytes32
+    mac: Bytes32
+
+
+class ModelWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="model_wanted"):
+    """Producer: takes the stream from byte ``offset`` on; it has what is before, durably."""
+
+    offset: StreamBytes
+    mac: Bytes32
+
+
+class ModelKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="model_kept"):
+    """Producer: has the whole checkpoint, verified and durable, in a directory of that name."""
+
+    name: Note
+    serving: Serving
+    mac: Bytes32
+
+
 class ControlRefused(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="control_refused"
 ):
@@ -102,13 +139,24 @@ class ControlRefused(
     reason: Code
 
 
-Sealed = ControlProof | Describe | Description | Unpair | Unpaired | Rotate | Rotated
+Sealed = (
+    ControlProof
+    | Describe
+    | Description
+    | Unpair
+    | Unpaired
+    | Rotate
+    | Rotated
+    | SendModel
+    | ModelWanted
+    | ModelKept
+)
 """Messages that carry a MAC."""
 Message = ControlHello | ControlAnswer | Sealed | ControlRefused
 _codec: Final = Codec[Message](
     (
         *(ControlHello, ControlAnswer, ControlProof, Describe, Description),
-        *(Unpair, Unpaired, Rotate, Rotated, ControlRefused),
+        *(Unpair, Unpaired, Rotate, Rotated, SendModel, ModelWanted, ModelKept, ControlRefused),
     ),
     Message,
     CONTROL_VERSION,

@@ -74,9 +74,12 @@ def test_every_kind_of_failure_has_its_status(
 def test_every_command_complains_in_the_same_layout(
     arguments: list[str],
     complaint: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))  # nobody is paired, nothing was received
     monkeypatch.setattr(sys, "argv", ["baton", *arguments])
     with pytest.raises(SystemExit) as ended:
         commands.run()

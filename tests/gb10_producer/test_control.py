@@ -100,7 +100,7 @@ def test_a_model_of_any_name_can_be_described(tmp_path: Path) -> None:
     with registered(tmp_path, RECORD) as (producer, _):
         desk = producer.server._desk
         assert desk is not None
-        desk._profile = Profile("gb10", "1", 'm"ö' * 100)
+        desk.profile = Profile("gb10", "1", 'm"ö' * 100)
         with Control.open(address_of(producer), RECORD) as control:
             assert control.describe().model.startswith("m??m??")
 

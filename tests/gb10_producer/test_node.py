@@ -249,11 +249,10 @@ def test_a_key_has_32_bytes(key: bytes) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["--key-fd", "3"],
+        ["--pairing", "p"],
         ["--pair", "--model", "m", "--key-fd", "3"],
         ["--pair", "--model", "m", "--pairing", "p"],
-        ["--pair", "--port", "0"],
         ["--model", "m", "--pair", "--pair-port", "65536"],
         ["--model", "m", "--synthetic", "s", "--key-fd", "3"],
         ["--model", "m", "--key-fd", "3", "--pairing", "p"],
@@ -484,7 +483,7 @@ def test_half_of_the_caches_memory_keeps_prefixes(
     options = [] if size is None else ["--prefix-cache", size]
     words = ["--synthetic", "x", "--port", "0", "--key-fd", str(key_pipe()), *options]
     stop = threading.Event()
-    node.serve(parse(words).config, stop, lambda url: stop.set())
+    node.serve(parse(words).config, node.Asked(stop), lambda url: stop.set())
     assert prefiller.told is not None
     limit, budget = prefiller.told
     assert budget == {None: limit // 2, "0": 0, "3M": 3 << 20}[size]

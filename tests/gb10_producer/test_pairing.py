@@ -115,7 +115,7 @@ def test_one_that_only_pairs_ends_and_the_running_one_notices(tmp_path: Path) ->
 
 
 def test_a_stop_while_a_code_is_shown_is_one(tmp_path: Path) -> None:
-    with box(tmp_path, "--pair", "--port", "7431") as gb10:
+    with box(tmp_path, "--pair", "--cache-dir", str(tmp_path / "cache")) as gb10:
         gb10.code()
         gb10.process.send_signal(signal.SIGTERM)
         assert gb10.process.wait(5.0) == 0
@@ -137,6 +137,7 @@ def test_a_pair_port_that_is_taken_is_named(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         words = ["--pair", "--pair-port", port, "--host", "127.0.0.1", "--secrets", "file"]
+        words += ["--no-supervisor", "--port", "0", "--cache-dir", str(tmp_path)]
         assert main([*words, "--state-dir", str(tmp_path)]) == EXIT_CONFIG
     said = capsys.readouterr().err
     assert "port_taken" in said

@@ -172,9 +172,42 @@ def test_a_cache_of_digests_that_cannot_be_read_is_no_obstacle(
 
 
 def test_digests_are_sha256(copied: Path) -> None:
-    found = module._digests([copied / "config.json"], None, None)
+    found = module.file_digests([copied / "config.json"], None)
     expected = hashlib.sha256((copied / "config.json").read_bytes()).hexdigest()
     assert found == {copied / "config.json": expected}
+
+
+def test_digests_that_somebody_else_has_computed_are_found(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "digests.json"
+    files = module.checkpoint_files(copied)
+    whole = read_checkpoint(copied)
+    module.remember_digests(cache, module.file_digests(files, None))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_sha256", None)
+        assert read_checkpoint(copied, cache).identity == whole.identity
+    (copied / "tokenizer.json").write_text('{"another": 1}')
+    assert identity_differences(read_checkpoint(copied, cache).identity, whole.identity)
+
+
+def test_the_files_of_a_checkpoint_are_all_it_needs_and_nothing_else(
+    copied: Path, tmp_path: Path
+) -> None:
+    for name in ("README.md", "code.py", ".secret.json", "notes.json", "optimizer.safetensors"):
+        (copied / name).write_text("{}")
+    (copied / "model.safetensors.index.json").write_text("{}")
+    (copied / "words.tiktoken").write_text("")
+    files = module.checkpoint_files(copied)
+    expected = {"model.safetensors", "model.safetensors.index.json", "config.json"}
+    expected |= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert {path.name for path in files} == {*expected, "generation_config.json", "words.tiktoken"}
+    assert len({*files}) == len(files)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for path in files:
+        shutil.copy(path, alone)
+    assert read_checkpoint(alone).identity == read_checkpoint(copied).identity
 
 
 def test_nothing_there(tmp_path: Path, copied: Path) -> None:

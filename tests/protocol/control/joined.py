@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,12 +10,14 @@ from protocol.control import (
     DecoderControl,
     DescribeAsked,
     Event,
+    ModelOffered,
     ProducerControl,
     RotateAsked,
     Step,
     UnpairAsked,
 )
-from protocol.control.messages import Description
+from protocol.control.messages import NO_MAC, Description, ModelWanted, SendModel
+from protocol.control.models import ModelFile, manifest_of
 from protocol.errors import BatonError
 from protocol.identity import Identity
 from protocol.messages import Recipe
@@ -32,6 +35,23 @@ DESCRIPTION = Description(
     identity=Identity(*("0123456789abcdef"[i] * 64 for i in range(8))),
     recipe=Recipe("producer", "cuda", "bfloat16", 2048),
 )
+
+CONTENTS = {"config.json": b"{}", "model.safetensors": bytes(range(256)), "vocab.txt": b""}
+MANIFEST = manifest_of(
+    ModelFile(name, len(content), hashlib.sha256(content).hexdigest())
+    for name, content in CONTENTS.items()
+)
+OFFER = SendModel(
+    name="some-model",
+    identity=DESCRIPTION.identity or Identity(*("none",) * 8),
+    nbytes=MANIFEST.nbytes,
+    manifest_bytes=len(MANIFEST.raw),
+    digest=MANIFEST.digest,
+    mac=NO_MAC,
+)
+HAVE = 100
+"""What of it the producer has already."""
+PIECE = 64
 
 Tamper = Callable[[str, int, bytes], Sequence[bytes]]
 
@@ -65,9 +85,10 @@ class Joined:
         return self.settle()
 
     def ask(self, question: str) -> Joined:
-        """``describe``, ``unpair`` or ``rotate``, if it still can be asked."""
+        """``describe``, ``unpair``, ``rotate`` or ``send_model``, if it still can be asked."""
         if self.decoder.step is Step.READY:
-            getattr(self.decoder, question)(NOW)
+            given = (OFFER,) if question == "send_model" else ()
+            getattr(self.decoder, question)(*given, NOW)
             self.settle()
         return self
 
@@ -110,3 +131,16 @@ class Joined:
                 self.producer.unpaired(NOW)
             case RotateAsked():
                 self.producer.rotated(NOW)
+            case ModelOffered():
+                self.producer.wanted(HAVE, NOW)
+            case ModelWanted():
+                self._send()
+
+    def _send(self) -> None:
+        """The model's bytes: counted on both sides, and nobody's who is in between."""
+        while left := self.decoder.left:
+            self.decoder.data(min(PIECE, left), NOW)
+            self.producer.data(min(PIECE, left), NOW)
+        self.decoder.all_sent(NOW)
+        self.producer.all_received(NOW)
+        self.producer.kept("some-model-2", "restarting", NOW)

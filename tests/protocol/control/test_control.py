@@ -13,10 +13,13 @@ import protocol
 from protocol import control
 from protocol.control import (
     ANSWER_S,
+    CHECK_S,
     PATIENCE_S,
+    STALL_S,
     TOLD,
     DecoderControl,
     DescribeAsked,
+    ModelOffered,
     ProducerControl,
     Proven,
     Rekeyed,
@@ -32,18 +35,25 @@ from protocol.control.messages import (
     ControlRefused,
     Describe,
     Description,
+    ModelKept,
+    ModelWanted,
+    SendModel,
     Unpaired,
     decode,
     encode,
 )
+from protocol.control.models import PIECE_BYTES
 from protocol.errors import BatonError, LocalProtocolError, TransferError
 from protocol.pairing import MAX_EPOCH, Pairing, PinnedCertificates
 from protocol.reasons import CONTROL_REASONS, PAIRING_REASONS, REASONS, refusal
 from tests.protocol.control.joined import (
     CERTIFICATES,
     DESCRIPTION,
+    HAVE,
     KEY,
     NOW,
+    OFFER,
+    PIECE,
     Joined,
     decoder,
     producer,
@@ -141,6 +151,128 @@ def test_a_producer_answers_what_was_asked() -> None:
         with pytest.raises(LocalProtocolError):
             wrong(NOW)
     other.described(DESCRIPTION, NOW)
+
+
+# Models
+
+
+def test_a_model_is_sent_from_where_the_producer_has_it_and_kept() -> None:
+    pair = Joined().start().ask("send_model")
+    wanted, kept = pair.of("decoder")[1:]
+    assert pair.of("producer")[1:] == [ModelOffered(replaced(OFFER, pair))]
+    assert isinstance(wanted, ModelWanted)
+    assert wanted.offset == HAVE
+    assert isinstance(kept, ModelKept)
+    assert (kept.name, kept.serving) == ("some-model-2", "restarting")
+    assert pair.decoder.step is pair.producer.step is Step.READY
+    pair.ask("describe")
+    assert isinstance(pair.of("decoder")[-1], Description)
+
+
+def replaced(offer: SendModel, pair: Joined) -> SendModel:
+    """The offer as it travelled, with its MAC."""
+    (said,) = [found for _, raw in pair.record if isinstance(found := decode(raw), SendModel)]
+    assert structs.replace(said, mac=NO_MAC) == offer
+    return said
+
+
+def test_a_model_that_is_there_is_not_sent() -> None:
+    one, other = offered()
+    other.wanted(OFFER.nbytes, NOW)
+    one.receive(sent(other), NOW)
+    assert one.left == other.left == 0
+    one.all_sent(NOW)
+    other.all_received(NOW)
+    other.kept("m", "now", NOW)
+    assert isinstance(one.receive(sent(other), NOW), ModelKept)
+
+
+def test_an_offset_behind_the_stream_is_refused() -> None:
+    one, other = offered()
+    with pytest.raises(LocalProtocolError):
+        other.wanted(OFFER.nbytes + 1, NOW)
+    other._left = OFFER.nbytes + 1
+    other.wanted(OFFER.nbytes + 1, NOW)
+    with pytest.raises(BatonError) as caught:
+        one.receive(sent(other), NOW)
+    assert caught.value.reason == "message_malformed"
+
+
+def test_a_list_that_is_longer_than_its_stream_is_refused() -> None:
+    one, other = ready()
+    one.send_model(structs.replace(OFFER, nbytes=OFFER.manifest_bytes - 1), NOW)
+    with pytest.raises(BatonError) as caught:
+        other.receive(sent(one), NOW)
+    assert caught.value.reason == "model_manifest_invalid"
+    assert decode(sent(other)) == ControlRefused(reason="model_manifest_invalid")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "reason"),
+    [(0, "frame_too_long"), (PIECE_BYTES + 1, "frame_too_long"), (-1, "frame_too_long")],
+)
+def test_pieces_have_bounds(nbytes: int, reason: str) -> None:
+    one, other = ready()
+    one.send_model(structs.replace(OFFER, nbytes=PIECE_BYTES * 2), NOW)
+    other.receive(sent(one), NOW)
+    other.wanted(0, NOW)
+    one.receive(sent(other), NOW)
+    with pytest.raises(LocalProtocolError):
+        one.data(nbytes, NOW)
+    with pytest.raises(BatonError) as caught:
+        other.data(nbytes, NOW)
+    assert caught.value.reason == reason
+    assert other.step is Step.CLOSED
+
+
+def test_no_byte_comes_behind_the_last_or_before_it_is_wanted() -> None:
+    _, early = ready()
+    with pytest.raises(BatonError) as caught:
+        early.data(1, NOW)
+    assert caught.value.reason == "frame_unexpected"
+    _, other = offered()
+    with pytest.raises(BatonError) as caught:
+        copy.deepcopy(other).data(1, NOW)
+    assert caught.value.reason == "frame_unexpected"
+    other.wanted(OFFER.nbytes - 5, NOW)
+    with pytest.raises(BatonError) as caught:
+        copy.deepcopy(other).data(6, NOW)
+    assert caught.value.reason == "frame_too_long"
+    other.data(5, NOW)
+    with pytest.raises(BatonError) as caught:
+        other.data(1, NOW)
+    assert caught.value.reason == "frame_too_long"
+
+
+def test_a_model_is_whole_or_not_done() -> None:
+    one, other = offered()
+    other.wanted(0, NOW)
+    one.receive(sent(other), NOW)
+    for end in (one.all_sent, other.all_received):
+        with pytest.raises(LocalProtocolError):
+            end(NOW)
+    for machine in (one, other):
+        with pytest.raises(TransferError) as caught:
+            machine.eof()
+        assert caught.value.reason == "connection_lost"
+
+
+@pytest.mark.parametrize("reason", sorted(set(CONTROL_REASONS) - {"control_refused"}))
+def test_a_model_that_is_refused_in_the_middle_is_told_why(reason: str) -> None:
+    one, other = offered()
+    other.wanted(0, NOW)
+    one.receive(sent(other), NOW)
+    other.shut(refusal(reason, "x"))
+    with pytest.raises(CONTROL_REASONS[reason].error) as caught:
+        one.receive(sent(other), NOW)
+    assert caught.value.reason == reason
+
+
+def offered() -> tuple[DecoderControl, ProducerControl]:
+    one, other = ready()
+    one.send_model(OFFER, NOW)
+    assert isinstance(other.receive(sent(one), NOW), ModelOffered)
+    return one, other
 
 
 # Rotation whose messages are lost
@@ -299,9 +431,11 @@ def events_before(question: str, sender: str, number: int) -> list[tuple[str, ob
     ).events
 
 
+SENDING = (("decoder", 2), ("producer", 2), ("producer", 3))
 PLACES = [
     *(("describe", side, number) for number in range(3) for side in ("decoder", "producer")),
     *((question, side, 2) for question in ("unpair", "rotate") for side in ("decoder", "producer")),
+    *(("send_model", side, number) for side, number in SENDING),
 ]
 
 
@@ -395,6 +529,36 @@ def test_silence_is_refused(late: float, reason: str | None) -> None:
     patience(one, ANSWER_S)
     other.receive(sent(one), NOW)
     patience(other, None)
+
+
+def test_who_waits_how_long_for_a_model() -> None:
+    one, other = ready()
+
+    def due() -> tuple[float | None, float | None]:
+        ends = one.deadline(), other.deadline()
+        return tuple(None if end is None else end - NOW for end in ends)  # type: ignore[return-value]
+
+    one.send_model(OFFER, NOW)
+    other.receive(sent(one), NOW)
+    assert due() == (CHECK_S, None)
+    other.wanted(HAVE, NOW)
+    one.receive(sent(other), NOW)
+    assert due() == (STALL_S, STALL_S)
+    one.data(1, NOW + 5)
+    other.data(1, NOW + 5)
+    assert due() == (STALL_S + 5, STALL_S + 5)
+    with pytest.raises(TransferError) as caught:
+        copy.deepcopy(other).tick(NOW + 5 + STALL_S)
+    assert caught.value.reason == "peer_silent"
+    for machine in (one, other):
+        while machine.left:
+            machine.data(min(PIECE, machine.left), NOW)
+    one.all_sent(NOW)
+    other.all_received(NOW)
+    assert due() == (CHECK_S, None)
+    other.kept("some-model", "now", NOW)
+    one.receive(sent(other), NOW)
+    assert due() == (None, ANSWER_S)
 
 
 def test_an_end_between_questions_is_none_of_anybodys_business() -> None:

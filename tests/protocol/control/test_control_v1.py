@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from protocol.control import Rekeyed
-from tests.protocol.control.joined import CERTIFICATES, KEY, Joined
+from tests.protocol.control.joined import CERTIFICATES, CONTENTS, KEY, MANIFEST, Joined
 
 FILE = Path(__file__).parent / "control_v1.json"
 FROZEN: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
 def golden() -> dict[str, Any]:
-    """A connection that describes and rotates, and one that unpairs."""
+    """A connection that describes and rotates, one that unpairs, and one that sends a model."""
     pair = Joined().start().ask("describe").ask("rotate")
     event = pair.of("decoder")[-1]
     assert isinstance(event, Rekeyed)
@@ -35,6 +35,10 @@ def golden() -> dict[str, Any]:
         },
         "rotation": [[side, raw.decode()] for side, raw in pair.record],
         "unpairing": [[side, raw.decode()] for side, raw in Joined().start().ask("unpair").record],
+        "sending": [
+            [side, raw.decode()] for side, raw in Joined().start().ask("send_model").record
+        ],
+        "stream": (MANIFEST.raw + b"".join(CONTENTS[name] for name in sorted(CONTENTS))).hex(),
         "rotated": event.pairing.key.hex(),
     }
 
@@ -54,7 +58,7 @@ def test_anybody_computes_the_same_from_the_readme() -> None:
     key, epoch = bytes.fromhex(FROZEN["key"]), FROZEN["epoch"].to_bytes(8, "big")
     seen = [bytes.fromhex(FROZEN["certificates"][side]) for side in ("decoder", "producer")]
     macs = 0
-    for name in ("rotation", "unpairing"):
+    for name in ("rotation", "unpairing", "sending"):
         (_, hello), (_, answer), *sealed = FROZEN[name]
         openings = prefixed(b"baton control 1", hello.encode(), answer.encode(), *seen)
         transcript = hashlib.sha256(openings).digest()
@@ -68,7 +72,22 @@ def test_anybody_computes_the_same_from_the_readme() -> None:
             over = prefixed(domain, epoch, transcript, number, zeroed)
             assert base64.b64decode(mac) == hmac.digest(key, over, "sha256")
             macs += 1
-    assert macs == 10
+    assert macs == 15
+
+
+def test_anybody_reads_the_stream_from_the_readme() -> None:
+    offer = json.loads(FROZEN["sending"][4][1])
+    stream = bytes.fromhex(FROZEN["stream"])
+    assert len(stream) == offer["nbytes"]
+    listed, rest = stream[: offer["manifest_bytes"]], stream[offer["manifest_bytes"] :]
+    assert base64.b64decode(offer["digest"]) == hashlib.sha256(listed).digest()
+    files = json.loads(listed)
+    assert json.dumps(files, separators=(",", ":")).encode() == listed
+    assert [file["name"] for file in files] == sorted(file["name"] for file in files)
+    for file in files:
+        content, rest = rest[: file["nbytes"]], rest[file["nbytes"] :]
+        assert hashlib.sha256(content).hexdigest() == file["sha256"]
+    assert rest == b""
 
 
 def test_anybody_computes_the_rotated_key() -> None:

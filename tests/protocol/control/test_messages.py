@@ -19,16 +19,20 @@ from protocol.control.messages import (
     Describe,
     Description,
     Message,
+    ModelKept,
+    ModelWanted,
     Rotate,
     Rotated,
+    SendModel,
     Unpair,
     Unpaired,
     decode,
     encode,
     note,
 )
+from protocol.control.models import MAX_MANIFEST, MAX_STREAM
 from protocol.errors import PeerProtocolError
-from tests.protocol.control.joined import DESCRIPTION
+from tests.protocol.control.joined import DESCRIPTION, OFFER
 from tests.protocol.pairing.test_messages import names
 
 HIGHEST = (1 << 53) - 1
@@ -42,7 +46,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         Description,
         names,
         st.from_regex(r"\A[A-Za-z0-9_.:-]{1,64}\Z"),
-        st.sampled_from(("loading", "ready", "stopping")),
+        st.sampled_from(("waiting", "loading", "ready", "stopping")),
         st.text().map(note),
         st.sampled_from((None, DESCRIPTION.identity)),
         st.sampled_from((None, DESCRIPTION.recipe)),
@@ -52,6 +56,17 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Unpaired, b32),
     st.builds(Rotate, st.integers(1, HIGHEST), b32, b32),
     st.builds(Rotated, b32, b32),
+    st.builds(
+        SendModel,
+        st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"),
+        st.just(OFFER.identity),
+        st.integers(0, MAX_STREAM),
+        st.integers(1, MAX_MANIFEST),
+        b32,
+        b32,
+    ),
+    st.builds(ModelWanted, st.integers(0, MAX_STREAM), b32),
+    st.builds(ModelKept, st.text().map(note), st.sampled_from(("now", "restarting", "kept")), b32),
     st.builds(ControlRefused, st.from_regex(r"\A[a-z0-9_]{1,64}\Z")),
 )
 
@@ -99,6 +114,7 @@ def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
 
 HELLO = encode(ControlHello(1, bytes(32), 7))
 DESCRIBED = encode(DESCRIPTION)
+SEND = encode(OFFER)
 ROTATE = encode(Rotate(1, bytes(32), bytes(32)))
 
 
@@ -121,6 +137,12 @@ ROTATE = encode(Rotate(1, bytes(32), bytes(32)))
         (DESCRIBED.replace(b'"some-model"', b'"%s"' % (b"m" * 97)), "message_malformed"),
         (DESCRIBED.replace(b'"some-model"', '"mödel"'.encode()), "message_malformed"),
         (b'{"type":"describe","mac":"' + b"A" * 42 + b'B="}', "message_not_canonical"),
+        (SEND.replace(b'"some-model"', b'"../model"'), "message_malformed"),
+        (SEND.replace(b'"some-model"', b'".hidden"'), "message_malformed"),
+        (SEND.replace(b'"some-model"', b'"%s"' % (b"m" * 65)), "message_malformed"),
+        (SEND.replace(b'"nbytes":', b'"nbytes":99999999999'), "message_malformed"),
+        (SEND.replace(b'"manifest_bytes":', b'"manifest_bytes":99999'), "message_malformed"),
+        (encode(ModelWanted(0, bytes(32))).replace(b":0", b":-1"), "message_malformed"),
         (b" " * (MAX_MESSAGE + 1), "message_too_long"),
     ],
 )
@@ -132,7 +154,7 @@ def test_refusals(raw: bytes, reason: str) -> None:
 
 def test_every_message_is_known_by_its_tag() -> None:
     assert [kind.__struct_config__.tag for kind in MESSAGES.values()] == list(MESSAGES)
-    assert len(MESSAGES) == 10
+    assert len(MESSAGES) == 13
 
 
 def test_own_messages_are_checked_as_a_peer_would() -> None:

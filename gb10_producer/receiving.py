@@ -1,0 +1,103 @@
+"""A model that comes in over a control connection: hashed and written in a thread of its own.
+
+The connection's thread hands on what arrived and asks for news; it never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gb10_producer.received import Kept, ReceivedModels
+from protocol.control.messages import SendModel
+from protocol.errors import BatonError, Cancelled
+
+HELD_BYTES: Final = 4 << 20
+"""Above this much that is not yet written, no more is taken from the wire."""
+
+_END_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The stream is wanted from byte ``offset`` on."""
+
+    offset: int
+
+
+News = Wanted | Kept | BatonError
+"""In this order; after the last two nothing more happens."""
+
+
+class Receipt:
+    """Takes in the model of one offer. :meth:`start` once, :meth:`stop` in any case.
+
+    ``wake`` is called from its thread whenever there is news, or room for more.
+    """
+
+    def __init__(self, models: ReceivedModels, offer: SendModel, wake: Callable[[], None]) -> None:
+        self._models = models
+        self._offer = offer
+        self._wake = wake
+        self._pieces: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._news: deque[News] = deque()
+        self._lock = threading.Lock()
+        self._held = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Look at what is here of it; :meth:`news` says how much that is."""
+        self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether :meth:`add` may be called."""
+        with self._lock:
+            return self._held < HELD_BYTES
+
+    def add(self, piece: bytes) -> None:
+        """The next bytes of the stream."""
+        with self._lock:
+            self._held += len(piece)
+        self._pieces.put(piece)
+
+    def news(self) -> News | None:
+        """What has happened since this was asked."""
+        return self._news.popleft() if self._news else None
+
+    def stop(self) -> None:
+        """Keep what has come, and take no more. Does not wait for a disk that takes long."""
+        self._stopped.set()
+        self._pieces.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        try:
+            with self._models.open(self._offer) as incoming:
+                left = self._offer.nbytes - incoming.prepare(self._stopped.is_set)
+                self._tell(Wanted(self._offer.nbytes - left))
+                while left:
+                    piece = self._pieces.get()
+                    if piece is None:
+                        return
+                    incoming.write(piece)
+                    left -= len(piece)
+                    with self._lock:
+                        self._held -= len(piece)
+                    self._wake()
+                kept = incoming.finish()
+            self._tell(kept)
+        except Cancelled:
+            return
+        except BatonError as error:
+            self._tell(error)
+
+    def _tell(self, news: News) -> None:
+        self._news.append(news)
+        self._wake()
