@@ -78,7 +78,7 @@ class Manifest:
         for file in self.files:
             start = max(0, offset - begin)
             begin += file.nbytes
-            if start < file.nbytes or not file.nbytes:
+            if start < file.nbytes:
                 yield Span(file, start)
 
 
