@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gb10_producer.control import Desk, Profile
+from gb10_producer.control import Desk, Profile, Taking
 from gb10_producer.prefill import Prefiller
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.trust import RegistryTrust
@@ -50,14 +50,18 @@ def kept_of(record: PairingRecord, name: str = "macbook", **more: Any) -> kept.P
 
 @contextmanager
 def registered(
-    directory: Path, *records: PairingRecord, source: Prefiller | None = None, **options: Any
+    directory: Path,
+    *records: PairingRecord,
+    source: Prefiller | None = None,
+    taking: Taking | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Running, Peers]]:
-    """A producer that has these decoders in its registry."""
+    """A producer that has these decoders in its registry, and takes models if it is said where."""
     peers = Peers(directory, "producer")
     for number, record in enumerate(records):
         peers.add(kept_of(record, f"mac {number}"))
     trust = RegistryTrust(Peers(directory, "producer"), OWN)
-    desk = Desk(trust, Profile("gb10", "0.1.0", "some-model"))
+    desk = Desk(trust, Profile("gb10", "0.1.0", "some-model"), taking)
     with running(source or Synthetic(MIXED, 16), trust=trust, desk=desk, **options) as producer:
         yield producer, peers
 

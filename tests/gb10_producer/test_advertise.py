@@ -52,8 +52,10 @@ def test_it_is_found_says_where_codes_are_tried_and_is_withdrawn() -> None:
         assert seen(bool) == [Seen(NAME, "127.0.0.1", 7431, 0, "tiny")]
         answer.pair(7432)
         seen(lambda found: [one.pair for one in found] == [7432])
+        answer.serve("another")
+        seen(lambda found: [(one.pair, one.model) for one in found] == [(7432, "another")])
         answer.pair(0)
-        seen(lambda found: [one.pair for one in found] == [0])
+        seen(lambda found: [(one.pair, one.model) for one in found] == [(0, "another")])
     finally:
         answer.stop()
     seen(lambda found: not found)

@@ -14,7 +14,7 @@ import pytest
 
 from gb10_producer.config import ProducerConfig, parse
 from gb10_producer.supervisor import Supervisor
-from protocol.errors import EXIT_ENGINE_FAULT
+from protocol.errors import EXIT_ENGINE_FAULT, EXIT_START_AGAIN
 from protocol.restarts import Policy
 
 QUICK = Policy(first_pause_s=0.01, longest_pause_s=0.02, settled_s=5.0, quick_deaths=5)
@@ -86,6 +86,34 @@ def test_a_signal_is_a_fault_and_the_port_stays(
     assert "--port 0" in first
     assert "--port 4711" in second
     assert capfd.readouterr().out == "ready ws://127.0.0.1:4711\n", "said once"
+
+
+def test_another_model_is_no_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """More often than any policy allows faults, and without a pause."""
+    child = f"""
+        count = len(open({str(tmp_path / "starts")!r}).readlines())
+        print("waiting wss://127.0.0.1:4711" if count == 1 else "ready wss://127.0.0.1:4711")
+        sys.stdout.flush()
+        sys.exit({EXIT_START_AGAIN} if count < 12 else 0)
+    """
+    supervisor, log = supervised(tmp_path, child, port=0)
+    assert supervisor.run() == 0
+    first, *others = starts(log)
+    assert len(others) == 11
+    assert "--port 0" in first
+    assert all("--port 4711" in other for other in others)
+    said = capfd.readouterr().out.splitlines()
+    assert said == ["waiting wss://127.0.0.1:4711", "ready wss://127.0.0.1:4711"]
+
+
+def test_one_that_dies_while_it_waits_had_started(tmp_path: Path) -> None:
+    child = """
+        print("waiting wss://127.0.0.1:4711", flush=True)
+        sys.exit(75)
+    """
+    supervisor, log = supervised(tmp_path, child)
+    assert supervisor.run() == EXIT_ENGINE_FAULT
+    assert len(starts(log)) == QUICK.quick_deaths
 
 
 def test_a_configuration_error_is_passed_on(tmp_path: Path) -> None:
