@@ -147,7 +147,8 @@ def unfit(verdict: Verdict) -> str:
     """Why a producer is not asked, for people."""
     last = verdict.past[-1]
     return (
-        f"its rows are not this decoder's: {last.where} is off by {last.worst:.2g}, the median by "
-        f"{last.median:.2g}; see `baton doctor` there, then `baton node qualify`. What it sent "
-        "since it was compared before is still kept: `baton cache clear`"
+        f"its rows are not this decoder's: {last.where} is off by {last.apart:.2g}, of which "
+        f"rounding explains {last.allowed:.2g}; see `baton doctor` there, then "
+        "`baton node qualify`. What it sent since it was compared before is still kept: "
+        "`baton cache clear`"
     )

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from mac_decoder.qualify.compare import Distance, Rows, bound_of, distance
+from mac_decoder.qualify.compare import Distance, Rows, distance
 from mac_decoder.qualify.gate import Gate, unfit
 from mac_decoder.qualify.probes import Probe, probes
 from mac_decoder.qualify.received import Received
@@ -66,7 +66,6 @@ class Qualifier:
         self._subject = subject
         self._digest = subject.identity.digest()
         self._probes = probes(subject.layout, self._digest, subject.vocabulary, subject.most)
-        self._bound = bound_of(subject.layout)
         self._gates = gates
         self._verdicts = verdicts
         self._every_s = every_s
@@ -150,13 +149,12 @@ class Qualifier:
         for number, prompt in enumerate(prompts, 1):
             gate.judge(gate.standing.verdict, f"probe {number} of {len(prompts)} is compared")
             found = await self._compared(gate, prompt, recipe)
-            if worst is None or found.worst > worst.worst:
+            if worst is None or found.excess > worst.excess:
                 worst = found
-            if not found.within(self._bound):
-                worst = found
+            if not found.explained:
                 break
         assert worst is not None
-        fit, rates = worst.within(self._bound), gate.link.rates
+        fit, rates = worst.explained, gate.link.rates
         latest = Past(int(self._now()), fit, *worst)
         verdict = Verdict(
             version=1,

@@ -26,12 +26,12 @@ MOST_PAST: Final = 30
 
 
 class Past(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One comparison: when (seconds since 1970), and how far the rows were apart."""
+    """One comparison: when (seconds since 1970), and how far the rows were apart (`compare.py`)."""
 
     at: int
     fit: bool
-    worst: float
-    median: float
+    apart: float
+    allowed: float
     where: str
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,13 +16,17 @@ from protocol.layout import KEY, STATE, FullLayer, Layout, RecurrentLayer, Slidi
 from protocol.layouts_named import muse_glimmer
 from tests.strategies import layouts
 
+ATTENTION = FullLayer(0, 1, 2, 2, "bfloat16")
 LAYOUT = Layout(
     (
-        FullLayer(0, 1, 2, 2, "bfloat16"),
+        ATTENTION,
         SlidingLayer(1, 1, 2, 2, "float16", 4),
         RecurrentLayer(2, (StateArray("state", (3,), "float32"),)),
     )
 )
+DEEP_LAYOUT = Layout((FullLayer(0, 1, 8, 8, "float32"),) * 3)
+SMEARED = Layout((LAYOUT.layers[2], ATTENTION, LAYOUT.layers[2], ATTENTION))
+BOUND = BOUNDS["float32"]
 
 
 def rows() -> dict[tuple[int, int], np.ndarray]:
@@ -39,18 +45,61 @@ def rows() -> dict[tuple[int, int], np.ndarray]:
     }
 
 
-def test_the_distance_is_that_of_the_worst_array() -> None:
-    same = distance(LAYOUT, rows(), rows())
-    assert same[:2] == (0.0, 0.0)
-    found = rows()
-    found[2, STATE] = np.frombuffer(np.array([1, 1, 1 + 3**0.5], np.float32).tobytes(), np.uint8)
-    apart = distance(LAYOUT, found, rows())
-    assert (apart.where, apart.median) == ("layer 2, state 0", 0.0)
-    assert apart.worst == pytest.approx(1.0)
-    found = rows()
-    found[1, KEY][:2] = [0, 0x40]  # 2
-    assert distance(LAYOUT, found, rows()).worst == pytest.approx(8**-0.5)
-    assert distance(LAYOUT, found, rows()).where == "layer 1, keys"
+def changed(off: Mapping[int, Sequence[float]]) -> float:
+    """The excess of three layers of five rows of keys, each off by what ``off`` says of a layer."""
+    own = np.ones((5, 8), np.float32)
+    expected = {(index, role): own.view(np.uint8).ravel() for index in range(3) for role in (0, 1)}
+    found = dict(expected)
+    for index, by in off.items():
+        other = own * (1 + np.asarray(by, np.float32))[:, None]
+        found[index, KEY] = other.astype(np.float32).view(np.uint8).ravel()
+    return distance(DEEP_LAYOUT, found, expected).excess
+
+
+def test_in_the_first_layer_every_row_counts() -> None:
+    assert changed({}) == 0.0
+    assert changed({0: [0, 0, 0, 0, 0.9 * BOUND.first]}) == pytest.approx(0.9, rel=1e-2)
+    assert changed({0: [0, 0, 0, 0, 1.1 * BOUND.first]}) == pytest.approx(1.1, rel=1e-2)
+
+
+def test_later_single_rows_do_not_and_what_most_are_off_by_may_grow() -> None:
+    assert changed({1: [1.0, 1.0, 0, 0, 0]}) == 0.0
+    tenth = BOUND.first / 10
+    least = 4 * tenth + BOUND.slack
+    assert changed({1: [0.9 * least] * 5}) == pytest.approx(0.9, rel=1e-2)
+    assert changed({1: [1.1 * least] * 5}) == pytest.approx(1.1, rel=1e-2)
+    grown = 4 * 2 * tenth + BOUND.slack
+    first = {0: [2 * tenth] * 5}
+    assert changed(first | {1: [0.9 * grown] * 5}) == pytest.approx(0.9, rel=1e-2)
+    assert changed(first | {1: [1.1 * grown] * 5}) == pytest.approx(1.1, rel=1e-2)
+    # From what any layer before was off by; and never beyond the roof.
+    assert changed(first | {1: [0.9 * grown] * 5, 2: [3 * grown] * 5}) < 1.0
+    far = {0: [0.9 * BOUND.first] * 5, 1: [4 * BOUND.first] * 5, 2: [1.1 * BOUND.worst] * 5}
+    assert changed(far) > 1.0
+    assert changed({1: [1.1 * BOUND.worst] * 5}) > 10.0
+
+
+def test_behind_recurrent_layers_the_median_row_counts() -> None:
+    state = np.ones(3, np.float32).view(np.uint8)
+    bound = BOUNDS["bfloat16"]
+    own = np.full((5, 2), 0x3F80, np.uint16)
+    expected = {(0, STATE): state, (2, STATE): state}
+    expected |= {(index, role): own.view(np.uint8).ravel() for index in (1, 3) for role in (0, 1)}
+    other = own.copy()
+    other[:2] = 0x4000
+    found = expected | {(1, KEY): other.view(np.uint8).ravel()}
+    assert distance(SMEARED, found, expected).apart == 0.0
+    other[2] = 0x4000
+    found = expected | {(1, KEY): other.view(np.uint8).ravel()}
+    assert distance(SMEARED, found, expected) == (1.0, bound.behind, "layer 1, keys")
+    found = expected | {(3, KEY): other.view(np.uint8).ravel()}
+    least = 10 * bound.first / 10 + bound.slack
+    assert distance(SMEARED, found, expected) == (1.0, pytest.approx(least), "layer 3, keys")
+    # Of states the first ones say most.
+    off = (np.ones(3, np.float32) * 1.5).view(np.uint8)
+    first = distance(SMEARED, expected | {(0, STATE): off}, expected)
+    assert first == (0.5, bound.first, "layer 0, state 0")
+    assert distance(SMEARED, expected | {(2, STATE): off}, expected).excess == 0.25
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0), (2, STATE)])
@@ -58,12 +107,25 @@ def test_what_is_no_number_is_as_far_as_can_be(place: tuple[int, int]) -> None:
     found = rows()
     found[place][:] = 0xFF
     apart = distance(LAYOUT, found, rows())
-    assert apart.worst == NO_NUMBER
-    assert not apart.within(BOUNDS["bfloat16"])
+    assert apart.apart == NO_NUMBER
+    assert not apart.explained
     # Of the decoder's own it says nothing about the producer.
     with pytest.raises(IntegrityError) as caught:
         distance(LAYOUT, rows(), found)
     assert caught.value.reason == "rows_not_finite"
+
+
+def test_rows_that_nearly_vanish_are_measured_by_the_others() -> None:
+    own = np.ones((4, 2), np.float32)
+    own[0] = 1e-6
+    other = own.copy()
+    other[0] = 2e-6
+    layout = Layout((FullLayer(0, 1, 2, 2, "float32"),))
+    given = {(0, role): own.view(np.uint8).ravel() for role in (0, 1)}
+    assert distance(layout, given | {(0, 0): other.view(np.uint8).ravel()}, given).apart < 2e-5
+    zero = {place: np.zeros_like(array) for place, array in given.items()}
+    assert distance(layout, zero, zero).apart == 0.0
+    assert distance(layout, given, zero).apart == pytest.approx(2**0.5)
 
 
 def test_a_layout_has_the_bound_of_its_roughest_array() -> None:

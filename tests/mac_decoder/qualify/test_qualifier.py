@@ -124,7 +124,7 @@ def test_a_producer_that_computes_something_else_is_taken_out(
     path = checkpoint("muse_glimmer", dtype=dtype)
     verdict = verdict_on(path, LIES[lie](prefiller_of(path)), tmp_path)
     assert not verdict.fit
-    assert verdict.past[-1].worst > 0.3
+    assert verdict.past[-1].apart > 1.2 * verdict.past[-1].allowed
 
 
 def test_rows_in_another_format_are_noticed(checkpoint: Checkpoints, tmp_path: Path) -> None:
