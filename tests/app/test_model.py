@@ -19,6 +19,7 @@ from mac_decoder.engine.model import load
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import ConfigError
 from protocol.layout import FullLayer, Layout
+from tests.ordinary import usual
 from tests.tiny_models import NAMES, REFUSED
 
 
@@ -66,10 +67,7 @@ MIXTURES = ("qwen3_moe", "afmoe", "deepseek_v3", "deepseek_v3_yarn", "glm4_moe",
 CARRIED = [name for name in NAMES if name not in (*REFUSED, "falcon_h1_multipliers")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in CARRIED],
-)
+@pytest.mark.parametrize("name", usual(CARRIED, QUICK))
 def test_what_the_decoder_can_load_can_be_quantised(checkpoint, tmp_path: Path, name: str) -> None:
     made = tmp_path / "made"
     # mlx's CPU backend multiplies the experts of a mixture in float32 only.

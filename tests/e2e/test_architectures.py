@@ -22,7 +22,8 @@ from mac_decoder.kv import install
 from protocol.checkpoint import read_checkpoint
 from protocol.layout import KEY, STATE, VALUE, Layout, SlidingLayer
 from tests import checkpoints, crossing
-from tests.tiny_models import NAMES, REFUSED, THETA
+from tests.ordinary import usual
+from tests.tiny_models import FAMILIES, NAMES, REFUSED, THETA
 
 pytestmark = pytest.mark.both_blas
 
@@ -76,7 +77,7 @@ def bound(name: str, path: Path, prompt: list[int], rows: crossing.Bytes, end: i
     return 2 * max(BOUND, *crossing.errors(prefiller.layout, rows, token_wise).values())
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", usual(CARRIED, FAMILIES))
 def test_rows_and_tokens_are_mlxs_own(name: str, calm: Checkpoints) -> None:
     path = calm(name)
     prefiller, model, layout = sides(path)

@@ -7,6 +7,7 @@ handed off, where states are gone and windows have passed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.mac_decoder.engine.drive import Told, ask, prompt, running, told
 from tests.mac_decoder.engine.test_reuse import keeper_for, last_live, settled
 from tests.mac_decoder.qualify.lying import Rewriting, gated, prefiller_of
 from tests.mac_decoder.test_node import Decoder
+from tests.ordinary import usual
 from tests.proxy import Proxy
 from tests.tiny_models import WINDOW
 from tests.tiny_tokenizer import think
@@ -114,13 +116,12 @@ class Arms:
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("tier", ["resident", "durable"])
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in ("lfm2", "muse_glimmer") else pytest.mark.soak)
-        for n in KINDS
-    ],
+    ("name", "tier"),
+    usual(
+        itertools.product(KINDS, ("resident", "durable")),
+        [("muse_glimmer", "resident"), ("lfm2", "durable")],
+    ),
 )
 def test_the_next_turn_goes_on_where_it_parts(
     produce: Callable[..., RunningProducer],
@@ -156,7 +157,7 @@ def test_the_next_turn_goes_on_where_it_parts(
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", ["muse_glimmer", "lfm2"])
+@pytest.mark.parametrize("name", usual(["muse_glimmer", "lfm2"], ["muse_glimmer"]))
 def test_a_delta_brings_it_as_a_full_handoff_does(
     produce: Callable[..., RunningProducer],
     checkpoint: Callable[..., Path],

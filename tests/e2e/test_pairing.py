@@ -94,6 +94,7 @@ def test_from_a_code_to_a_prompt_that_the_other_machine_prefills(
         assert code.replace(" ", "-") not in log
 
 
+@pytest.mark.soak
 def test_a_new_key_a_new_comparison_and_the_end_leave_the_caches(
     machines: tuple[Box, Mac], model: str
 ) -> None:

@@ -23,7 +23,8 @@ from protocol.layout import (
     schedule,
 )
 from tests import crossing
-from tests.tiny_models import NAMES, REFUSED
+from tests.ordinary import usual
+from tests.tiny_models import FAMILIES, NAMES, REFUSED
 
 Checkpoints = Callable[..., Path]
 TILE = crossing.TILE
@@ -50,7 +51,7 @@ def full_rows(layout: Layout, rows: crossing.Bytes, first: int, last: int) -> li
     return found
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", usual(CARRIED, FAMILIES))
 def test_rows_of_whole_tiles_do_not_depend_on_the_prompts_length(
     name: str, checkpoint: Checkpoints
 ) -> None:

@@ -29,6 +29,7 @@ from protocol.layout import KEY, STATE, schedule
 from protocol.messages import NO_SPACE
 from tests import crossing
 from tests.gb10_producer.test_prefill import fail_in_layer, ignore, never, raise_it
+from tests.ordinary import usual
 from tests.tiny_models import NAMES, REFUSED, WINDOW
 
 Checkpoints = Callable[..., Path]
@@ -93,9 +94,7 @@ def kept_bytes(prefixes: PrefixCache) -> int:
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.soak) for n in CARRIED]
-)
+@pytest.mark.parametrize("name", usual(CARRIED, KINDS))
 def test_a_pass_from_held_tiles_has_the_bits_of_a_cold_one(
     name: str, checkpoint: Checkpoints
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,8 @@ from mac_decoder.kv import install
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import ConfigError
 from tests import crossing
-from tests.tiny_models import NAMES, REFUSED
+from tests.ordinary import usual
+from tests.tiny_models import FAMILIES, NAMES, REFUSED
 
 pytestmark = pytest.mark.both_blas
 
@@ -89,8 +91,13 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
     return dict(loaded.decoder.named_parameters()) | dict(loaded.decoder.named_buffers())
 
 
-@pytest.mark.parametrize("name", MLX_FORM)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    usual(
+        itertools.product(MLX_FORM, ("float32", "bfloat16")),
+        [(name, "bfloat16") for name in FAMILIES],
+    ),
+)
 def test_both_forms_of_a_checkpoint_are_one_model(
     name: str, dtype: str, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:

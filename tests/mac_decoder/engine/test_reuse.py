@@ -39,10 +39,13 @@ from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, runni
 from tests.mac_decoder.engine.links import CopyingLink, refused
 from tests.mac_decoder.engine.replay import Replay
 from tests.mac_decoder.reuse.made import emptied
+from tests.ordinary import usual
 from tests.tiny_models import WINDOW
 
 KINDS = ("llama", "muse_glimmer", "deepseek_v3", "qwen3_next", "lfm2", "falcon_h1")
 """Full rows, rings, latents, two states, one state, and both in composite caches."""
+
+QUICK = ("llama", "muse_glimmer", "qwen3_next", "lfm2")
 
 FEW = (WINDOW, 257)
 ALL = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 255, 256, 257)
@@ -91,7 +94,7 @@ def loaded(checkpoint: Checkpoint, name: str) -> LoadedModel:
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, QUICK))
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(
     "positions", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.soak)]
@@ -300,7 +303,7 @@ def test_a_client_that_leaves_leaves_tokens_and_rows_alike(
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, QUICK))
 def test_one_more_token_is_a_batch_of_its_own(
     checkpoint: Checkpoint, loaded: LoadedModel, name: str
 ) -> None:
