@@ -79,10 +79,13 @@ def add(
     peer = node_add.pair(registry, found, code, name or machine_name("mac"), called)
     decoder = Decoder(url, api_keys_file)
     try:
-        found = _describe(peer)
-        sent = found is not None and node_send.offer(registry, peer, found, decoder, model, send)
-        if sent or found is None or found.state != "waiting":
-            _await_health(decoder, peer, _CHANGED_S if sent else 0.0)
+        found, sent = _describe(peer), None
+        if found is not None:
+            sent = node_send.offer(registry, peer, found, decoder, model, send)
+        if sent is not None and sent.serving != "kept":
+            _await_health(decoder, peer, _CHANGED_S)
+        elif sent is None and (found is None or found.state != "waiting"):
+            _await_health(decoder, peer, 0.0)
     except KeyboardInterrupt:
         err.print("it stays paired; `baton node list` shows how it is")
         raise

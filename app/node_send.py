@@ -91,15 +91,15 @@ def offer(
     decoder: Decoder,
     model: Path | None,
     send: bool | None,
-) -> bool:
+) -> Sent | None:
     """Send the decoder's model to a producer that has another or none, if that is wanted.
 
-    ``send``: what the command line says; whoever sits at a terminal is asked. Whether it was
-    sent. Raises as :func:`deliver` and, where the model was named or has to be sent, as
+    ``send``: what the command line says; whoever sits at a terminal is asked. What was sent, if
+    anything was. Raises as :func:`deliver` and, where the model was named or has to be sent, as
     :func:`find_model`.
     """
     if send is False:
-        return False
+        return None
     try:
         path = find_model(model, decoder)
     except ConfigError as error:
@@ -107,21 +107,20 @@ def offer(
             raise
         if found.state == "waiting":
             err.print(f"it has no model: {escape(error.hint or '')}, with baton node send")
-        return False
+        return None
     found = _loaded(peer, found)
     ours = read(registry, path)
     if found.identity is not None and not identity_differences(ours.identity, found.identity):
-        return False
+        return None
     size = human_bytes(ours.manifest.nbytes)
     lacks = f"{peer.name} does not have {ours.name} ({size})"
     if send is None and not (sys.stdin.isatty() and err.is_terminal):
         command = f"baton node send '{peer.name}'"
         err.print(f"{escape(lacks)}: {escape(command)} sends it", soft_wrap=True)
-        return False
+        return None
     if send is None and not typer.confirm(f"{lacks}. Send it?", default=True, err=True):
-        return False
-    deliver(peer, ours)
-    return True
+        return None
+    return deliver(peer, ours)
 
 
 def read(registry: Registry, model: Path) -> Outgoing:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gb10_producer import logs
 from gb10_producer.advertise import Advertisement, addresses_of
@@ -72,7 +72,9 @@ class Front:
             self._named = self._models.last()
         supervised = config.lifeline_fd is not None
         self._succession = Succession(
-            fixed=not config.unnamed, restart=asked.restart if supervised else None
+            fixed=not config.unnamed,
+            restart=asked.restart if supervised else None,
+            loads=lambda: self._describe(waiting=False),
         )
         self._desk: Desk | None = None
         self._advertisement: Advertisement | None = None
@@ -149,10 +151,13 @@ class Front:
     def _show(self, *, waiting: bool) -> None:
         if self._named is not None:
             self._succession.serve(self._named)
-        if self._desk is not None:
-            self._desk.profile = replace(self._desk.profile, model=self._model, waiting=waiting)
+        self._describe(model=self._model, waiting=waiting)
         if self._advertisement is not None:
             self._advertisement.serve(self._model)
+
+    def _describe(self, **changes: Any) -> None:
+        if self._desk is not None:
+            self._desk.profile = replace(self._desk.profile, **changes)
 
 
 def advertise(

@@ -20,12 +20,20 @@ _LOOK_S: Final = 0.1
 class Succession:
     """All methods may be called from any thread, :meth:`wait` by whoever loads."""
 
-    def __init__(self, *, fixed: bool, restart: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        *,
+        fixed: bool,
+        restart: Callable[[], None] | None,
+        loads: Callable[[], None] = lambda: None,
+    ) -> None:
         """``fixed``: the model was named at the start, and stays.
 
         ``restart`` ends this process and has it started again; ``None`` where nobody would.
+        ``loads`` is called before anybody is told that a model is loaded now.
         """
         self._fixed = fixed
+        self._loads = loads
         self._restart = restart
         self._lock = threading.Lock()
         self._serves: Path | None = None
@@ -57,6 +65,7 @@ class Succession:
                 return "now"
             if self._waits:
                 self._serves, self._waits = model, False
+                self._loads()
                 self._came.set()
                 return "now"
         if self._restart is None:

@@ -71,6 +71,7 @@ def running(
     timing: Timing | None = None,
     mbps: float | None = None,
     vocabulary: int = 1 << 16,
+    max_tokens: int = 1 << 14,
     patience: Patience | None = None,
 ) -> Iterator[Running]:
     """Serve rows of ``source`` until the block ends."""
@@ -81,7 +82,7 @@ def running(
         identity=identity or stand_in_identity(source.layout),
         layout=source.layout,
         recipe=source.recipe,
-        limits=Limits(max_tokens=1 << 14, max_credit=64, max_extra_cuts=4),
+        limits=Limits(max_tokens=max_tokens, max_credit=64, max_extra_cuts=4),
         vocabulary=vocabulary,
         throttle=Throttle(mbps),
     )
