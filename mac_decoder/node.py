@@ -42,6 +42,7 @@ from mac_decoder.reporting import complain, start_logging
 from mac_decoder.store.key import load_or_make
 from mac_decoder.store.limits import MIN_CAP, default_limits
 from mac_decoder.store.store import Store
+from protocol import releases
 from protocol.addresses import is_loopback
 from protocol.checkpoint import Checkpoint, read_checkpoint
 from protocol.errors import (
@@ -243,7 +244,10 @@ class _Node:
     def _qualifier(self, engine: Engine, nodes: Nodes) -> Qualifier:
         loaded = engine.loaded
         known = loaded.checkpoint
-        subject = Subject(known.identity, loaded.layout, loaded.vocabulary, known.max_context)
+        here = ", ".join(
+            f"{name} {version}" for name, version in releases.installed(releases.DECODER).items()
+        )
+        subject = Subject(known.identity, loaded.layout, loaded.vocabulary, known.max_context, here)
         return Qualifier(
             engine,
             subject,

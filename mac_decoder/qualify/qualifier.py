@@ -40,12 +40,15 @@ class Computing(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is qualified for; ``most`` is the longest probe in tokens."""
+    """The model that is qualified for; ``most`` is the longest probe in tokens, ``here`` what
+    computes it on this machine: another release may compute otherwise.
+    """
 
     identity: Identity
     layout: Layout
     vocabulary: int
     most: int
+    here: str = ""
 
 
 class Qualifier:
@@ -65,7 +68,6 @@ class Qualifier:
         self._engine = engine
         self._subject = subject
         self._digest = subject.identity.digest()
-        self._probes = probes(subject.layout, self._digest, subject.vocabulary, subject.most)
         self._gates = gates
         self._verdicts = verdicts
         self._every_s = every_s
@@ -123,18 +125,18 @@ class Qualifier:
         known = self._judged.get(fingerprint)
         if known is None:
             known = await asyncio.to_thread(self._verdicts.of, fingerprint)
-        if known is not None and not known.holds_for(self._digest, recipe):
+        if known is not None and not known.holds_for(self._digest, self._subject.here, recipe):
             known = None
         if known is None or known != gate.standing.verdict:
             gate.judge(known, gate.standing.note)
         if time.monotonic() < self._not_before.get(gate, 0.0):
             return
         if known is None:
-            await self._judge(gate, fingerprint, recipe, self._probes, ())
+            await self._judge(gate, fingerprint, recipe, self._probes(gate), None)
         elif known.fit and self._every_s and self._now() - known.at >= self._every_s:
-            # One a day, another one each day.
-            one = self._probes[int(self._now() // DAY_S) % len(self._probes)]
-            await self._judge(gate, fingerprint, recipe, (one,), known.past)
+            every = self._probes(gate)
+            one = every[known.turn % len(every)]
+            await self._judge(gate, fingerprint, recipe, (one,), known)
 
     async def _judge(
         self,
@@ -142,7 +144,7 @@ class Qualifier:
         fingerprint: bytes,
         recipe: Recipe,
         prompts: Sequence[Probe],
-        past: tuple[Past, ...],
+        before: Verdict | None,
     ) -> None:
         began = time.monotonic()
         worst: Distance | None = None
@@ -160,7 +162,9 @@ class Qualifier:
             version=1,
             identity=self._digest,
             recipe=recipe,
-            past=(*past, latest)[-MOST_PAST:],
+            here=self._subject.here,
+            turn=0 if before is None else before.turn + 1,
+            past=(*(before.past if before is not None else ()), latest)[-MOST_PAST:],
             tokens_per_s=rates.compute_tokens_per_s,
             link_bytes_per_s=rates.wire_bytes_per_s,
             round_trip_ms=rates.round_trip_ms,
@@ -181,6 +185,12 @@ class Qualifier:
             self._judged[fingerprint] = verdict
             log.warning("the verdict on %s cannot be kept (%s)", gate.name, error.reason)
         gate.judge(verdict)
+
+    def _probes(self, gate: Gate) -> Sequence[Probe]:
+        """The prompts that both sides take."""
+        subject, ack = self._subject, gate.link.producer
+        most = subject.most if ack is None else min(subject.most, ack.limits.max_tokens)
+        return probes(subject.layout, self._digest, subject.vocabulary, most)
 
     async def _compared(self, gate: Gate, prompt: Probe, recipe: Recipe) -> Distance:
         async with self._computing:

@@ -38,13 +38,16 @@ class Past(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="baton_qualified"):
     """Whether a producer's rows were this decoder's own, but for rounding.
 
-    It holds for ``identity`` (the digest of the decoder's) and ``recipe`` alone. Rates are those
-    of the qualification; ``past`` has the latest comparison last.
+    It holds for ``identity`` (the digest of the decoder's), ``recipe`` and what computes
+    ``here`` (names and releases) alone. Rates are those of the qualification; ``past`` has the
+    latest comparison last, and ``turn`` is the number of the probe that is compared next.
     """
 
     version: Literal[1]
     identity: Bytes32
     recipe: Recipe
+    here: str
+    turn: Annotated[int, msgspec.Meta(ge=0)]
     past: Annotated[tuple[Past, ...], msgspec.Meta(min_length=1, max_length=MOST_PAST)]
     tokens_per_s: Figure
     link_bytes_per_s: Figure
@@ -60,9 +63,9 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="bato
         """When that was, in seconds since 1970."""
         return self.past[-1].at
 
-    def holds_for(self, identity: bytes, recipe: Recipe) -> bool:
+    def holds_for(self, identity: bytes, here: str, recipe: Recipe) -> bool:
         """Whether it is about this model on both sides, computed like this."""
-        return self.identity == identity and self.recipe == recipe
+        return (self.identity, self.here, self.recipe) == (identity, here, recipe)
 
 
 class Verdicts:

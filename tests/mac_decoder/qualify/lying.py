@@ -133,10 +133,14 @@ def prefiller_of(path: Path, tile: int = TILE) -> TorchPrefiller:
 
 
 @contextmanager
-def gated(known: Checkpoint, source: Prefiller, state: Path) -> Iterator[Gate]:
+def gated(
+    known: Checkpoint, source: Prefiller, state: Path, max_tokens: int = 1 << 14
+) -> Iterator[Gate]:
     """A gate to a producer that computes with ``source`` and says that it is ``known``."""
     vocabulary = int(text_config(known.config)["vocab_size"])
-    with running(source, identity=known.identity, vocabulary=vocabulary) as producer:
+    with running(
+        source, identity=known.identity, vocabulary=vocabulary, max_tokens=max_tokens
+    ) as producer:
         target = Producer(producer.url, trust_of_key(KEY.key), known.identity, known.layout)
         state.mkdir(exist_ok=True)
         numbers = Generations(state / "generations.json", KEY.key, 0)

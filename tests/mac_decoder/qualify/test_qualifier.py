@@ -181,6 +181,7 @@ def test_a_verdict_outlives_a_restart_and_is_renewed_every_day(
         second = asyncio.run(a_day_later(gate))
         assert second.fit
         assert [past.at for past in second.past] == [10**9, 10**9 + int(DAY_S)]
+        assert (first.turn, second.turn) == (0, 1)
     with gated(known, LIES["another_rope_base"](source), tmp_path) as gate:
         third = asyncio.run(a_day_later(gate))
         assert (third.fit, gate.state.name) == (False, "unfit")
@@ -193,10 +194,43 @@ def test_a_verdict_outlives_a_restart_and_is_renewed_every_day(
         assert asyncio.run(life(gate)).fit
 
 
+def test_each_probe_has_its_turn_and_none_is_longer_than_the_producer_takes(
+    checkpoint: Checkpoints, tmp_path: Path, quick: None
+) -> None:
+    path = checkpoint("llama")
+    known, verdicts, clock = read_checkpoint(path), Verdicts(tmp_path), [1e9]
+    asked: list[int] = []
+
+    async def main(gate: Gate) -> None:
+        fetch = gate.link.fetch
+
+        def counting(tokens: Sequence[int], *given: Any, **more: Any) -> Any:
+            asked.append(len(tokens))
+            return fetch(tokens, *given, **more)
+
+        gate.link.fetch = counting  # type: ignore[assignment,method-assign]
+        async with (
+            running(path, SETTINGS, gate) as engine,
+            looked_after(engine, known, [gate], verdicts, now=lambda: clock[0]),
+        ):
+            await becomes(gate, "ready")
+            for _ in range(4):
+                clock[0] += 3 * DAY_S
+                async with asyncio.timeout(60):
+                    while gate.standing.verdict.at < clock[0]:  # type: ignore[union-attr]
+                        await asyncio.sleep(0.01)
+
+    with gated(known, prefiller_of(path), tmp_path, max_tokens=300) as gate:
+        asyncio.run(main(gate))
+    short, middle, deep = asked[:3]
+    assert (short, deep) == (97, 300)
+    assert asked[3:] == [short, middle, deep, short]
+
+
 def test_another_tile_or_model_is_qualified_anew(checkpoint: Checkpoints, tmp_path: Path) -> None:
     path = checkpoint("llama")
     verdict = verdict_on(path, prefiller_of(path), tmp_path)
-    assert verdict.holds_for(read_checkpoint(path).identity.digest(), verdict.recipe)
+    assert verdict.holds_for(read_checkpoint(path).identity.digest(), "", verdict.recipe)
     again = verdict_on(path, prefiller_of(path, 128), tmp_path)
     assert again.recipe.tile == 128
     assert len(again.past) == 1

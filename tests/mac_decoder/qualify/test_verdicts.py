@@ -13,12 +13,13 @@ from protocol.errors import ConfigError
 from protocol.messages import Recipe
 
 RECIPE = Recipe("producer", "cuda", "bfloat16", 2048)
+HERE = "mlx 0.32.4"
 ONE, OTHER = b"1" * 32, b"2" * 32
 
 
 def verdict(*fit: bool) -> Verdict:
     past = tuple(Past(number, good, 0.5, 0.25, "layer 3, keys") for number, good in enumerate(fit))
-    return Verdict(1, bytes(32), RECIPE, past, 2000.0, 1.2e9, 0.4)
+    return Verdict(1, bytes(32), RECIPE, HERE, 0, past, 2000.0, 1.2e9, 0.4)
 
 
 def test_a_verdict_is_what_was_found_last(tmp_path: Path) -> None:
@@ -58,9 +59,11 @@ def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_verdict_holds_for_one_model_and_one_way_of_computing() -> None:
-    assert verdict(True).holds_for(bytes(32), RECIPE)
-    assert not verdict(True).holds_for(ONE, RECIPE)
-    assert not verdict(True).holds_for(bytes(32), msgspec.structs.replace(RECIPE, tile=512))
+    assert verdict(True).holds_for(bytes(32), HERE, RECIPE)
+    assert not verdict(True).holds_for(ONE, HERE, RECIPE)
+    assert not verdict(True).holds_for(bytes(32), "mlx 0.32.5", RECIPE)
+    other = msgspec.structs.replace(RECIPE, tile=512)
+    assert not verdict(True).holds_for(bytes(32), HERE, other)
 
 
 def test_the_past_is_bounded() -> None:
@@ -70,6 +73,6 @@ def test_the_past_is_bounded() -> None:
 
 def test_rows_that_are_no_numbers_are_on_record_too(tmp_path: Path) -> None:
     past = Past(1, False, NO_NUMBER, NO_NUMBER, "layer 0, keys")
-    found = Verdict(1, bytes(32), RECIPE, (past,), 2000.0, 1.2e9, 0.4)
+    found = Verdict(1, bytes(32), RECIPE, HERE, 0, (past,), 2000.0, 1.2e9, 0.4)
     Verdicts(tmp_path).put(ONE, found)
     assert Verdicts(tmp_path).of(ONE) == found
