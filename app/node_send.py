@@ -114,13 +114,18 @@ def offer(
         return None
     size = human_bytes(ours.manifest.nbytes)
     lacks = f"{peer.name} does not have {ours.name} ({size})"
-    if send is None and not (sys.stdin.isatty() and err.is_terminal):
+    if send is None and not _at_a_terminal():
         command = f"baton node send '{peer.name}'"
         err.print(f"{escape(lacks)}: {escape(command)} sends it", soft_wrap=True)
         return None
     if send is None and not typer.confirm(f"{lacks}. Send it?", default=True, err=True):
         return None
     return deliver(peer, ours)
+
+
+def _at_a_terminal() -> bool:
+    """Whether somebody is there who can be asked."""
+    return sys.stdin.isatty() and err.is_terminal
 
 
 def read(registry: Registry, model: Path) -> Outgoing:

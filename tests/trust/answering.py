@@ -12,7 +12,17 @@ from contextlib import contextmanager, suppress
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from protocol.control import DescribeAsked, Event, ProducerControl, Proven, RotateAsked, UnpairAsked
+from protocol.control import (
+    DescribeAsked,
+    Event,
+    ModelOffered,
+    ProducerControl,
+    Proven,
+    RotateAsked,
+    Step,
+    UnpairAsked,
+)
+from protocol.control.messages import Description, Serving
 from protocol.errors import BatonError
 from protocol.pairing import Pairing
 from protocol.pairing.certificates import make_certificate
@@ -50,20 +60,37 @@ class Answering:
         self.events: list[Event] = []
         self.errors: list[BatonError] = []
         self.answer: Callable[[ProducerControl, Event], None] = self._answer
+        self.descriptions: list[Description] = [DESCRIPTION]
+        """What it says of itself, one after the other; the last one stays."""
+        self.have = 0
+        """How much of a model it has; ``received`` is what came of it."""
+        self.received = bytearray()
+        self.serving: Serving = "now"
         self.raw: Callable[[ServerConnection], None] | None = None
 
     def _answer(self, machine: ProducerControl, event: Event) -> None:
         now = time.monotonic()
         match event:
             case DescribeAsked():
-                machine.described(DESCRIPTION, now)
+                said, *others = self.descriptions
+                self.descriptions = others or [said]
+                machine.described(said, now)
             case UnpairAsked():
                 machine.unpaired(now)
             case RotateAsked(pairing=pairing):
                 self.pairings.insert(0, pairing)
                 machine.rotated(now)
+            case ModelOffered():
+                machine.wanted(self.have, now)
+                self._look(machine)
             case Proven():
                 pass
+
+    def _look(self, machine: ProducerControl) -> None:
+        """Keep the model once all of it is here."""
+        if machine.step is Step.SENDING and not machine.left:
+            machine.all_received(time.monotonic())
+            machine.kept("kept-model", self.serving, time.monotonic())
 
     def handle(self, connection: ServerConnection) -> None:
         if self.raw is not None:
@@ -76,7 +103,13 @@ class Answering:
                 while True:
                     raw = connection.recv(decode=False)
                     assert isinstance(raw, bytes)
-                    event = machine.receive(raw, time.monotonic())
+                    if machine.step is Step.SENDING:
+                        machine.data(len(raw), time.monotonic())
+                        self.received += raw
+                        self._look(machine)
+                        event = None
+                    else:
+                        event = machine.receive(raw, time.monotonic())
                     if event is not None:
                         self.events.append(event)
                         self.answer(machine, event)
