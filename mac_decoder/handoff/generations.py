@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from protocol.errors import BatonError, ConfigError, TransferError
+from protocol.messages import MAX_GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +85,9 @@ class Generations:
         """The next generation, never given out before.
 
         Raises ``ConfigError`` (``generations_unreadable``) if the file is not ours, and
-        ``TransferError`` if a block could not be reserved: ``generations_not_durable``, or
-        ``state_dir_locked`` where another process held the lock for ``PATIENCE_S``.
+        ``TransferError`` if a block could not be reserved: ``generations_not_durable``,
+        ``generations_used_up``, or ``state_dir_locked`` where another process held the lock for
+        ``PATIENCE_S``.
         """
         with self._lock:
             self._refill(PATIENCE_S)
@@ -138,6 +140,12 @@ class Generations:
                         first = entry.reserved
                         series.remove(entry)
                         break
+                if first + BLOCK - 1 > MAX_GENERATION:
+                    raise TransferError(
+                        "all generations of the pairing's key are used",
+                        reason="generations_used_up",
+                        hint="agree on a new key: baton node rotate NAME",
+                    )
                 series.append(_Series(self._key, self._epoch, first + BLOCK))
                 _write(self._path, _File(1, tuple(series[-MAX_SERIES:])))
                 return first
@@ -186,7 +194,9 @@ def _read(path: Path) -> tuple[_Series, ...]:
         if len(raw) > _MAX_FILE_BYTES:
             raise msgspec.ValidationError("too long")
         decoded = msgspec.json.decode(raw, type=_File)
-        if decoded.version != 1 or any(entry.reserved < 1 for entry in decoded.series):
+        if decoded.version != 1 or not all(
+            1 <= entry.reserved <= MAX_GENERATION + 1 for entry in decoded.series
+        ):
             raise msgspec.ValidationError("not a version that is known here")
     except msgspec.DecodeError as error:
         # Starting over would use numbers twice: only a new pairing makes that harmless.

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mac_decoder.handoff import generations as module
 from mac_decoder.handoff.generations import BLOCK, Generations
 from protocol.errors import ConfigError, TransferError
+from protocol.messages import MAX_GENERATION
 
 KEY = bytes(range(32))
 OTHER = bytes(32)
@@ -78,6 +79,17 @@ def test_the_file_is_private_and_holds_no_key(tmp_path):
     assert KEY.hex() not in path.read_text()
 
 
+def test_no_number_is_one_that_the_protocol_does_not_have(tmp_path):
+    path = tmp_path / "generations.json"
+    Generations(path, KEY, 1).take()
+    last = path.read_bytes().replace(b'"reserved":1025', b'"reserved":%d' % (MAX_GENERATION - 1023))
+    path.write_bytes(last)
+    assert Generations(path, KEY, 1).take() == MAX_GENERATION - 1023
+    with pytest.raises(TransferError) as caught:
+        Generations(path, KEY, 1).take()
+    assert caught.value.reason == "generations_used_up"
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -86,6 +98,7 @@ def test_the_file_is_private_and_holds_no_key(tmp_path):
         b"\x00" * 64,
         b'{"version":2,"series":[]}',
         b'{"version":1,"series":[{"key":"aa","epoch":1,"reserved":-5}]}',
+        b'{"version":1,"series":[{"key":"aa","epoch":1,"reserved":9007199254740994}]}',
         b'{"version":1,"series":[],"more":1}',
         b'{"version":1,"series":[' + b" " * (1 << 17) + b"]}",
     ],
