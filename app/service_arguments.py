@@ -64,6 +64,7 @@ def decoder_arguments(given: Sequence[str]) -> tuple[str, ...]:
 
 def producer_arguments(given: Sequence[str]) -> tuple[str, ...]:
     """The producer's command line for a service. Raises like :func:`decoder_arguments`."""
+    from gb10_producer.beginnings import require_something
     from gb10_producer.config import Command, parse
 
     command = parse(list(given))
@@ -84,9 +85,11 @@ def producer_arguments(given: Sequence[str]) -> tuple[str, ...]:
         if isinstance(value, Path):
             paths[one.name] = value.absolute()
     config = replace(config, **paths)
-    if config.model is not None:
+    require_something(config)
+    if config.synthetic is None:
         require("producer")
         releases.require_measured(releases.installed(releases.PRODUCER))
+    if config.model is not None:
         read_layout(config.model)
     if config.pairing is not None:
         load_record(config.pairing, "producer")

@@ -144,8 +144,8 @@ class IdentityMismatch(BatonError):
 
     default_reason = "identity_differs"
     default_hint = (
-        "copy the decoder's checkpoint to the producer, so that both hold the same files, "
-        "and start the producer with it"
+        "both must hold the same files: baton node send NAME sends the producer the decoder's "
+        "model, which it serves once it runs without --model"
     )
 
     def __init__(

@@ -22,6 +22,8 @@ from gb10_producer import config as producer
 from gb10_producer.trust import make_pairing
 from mac_decoder import config as decoder
 from protocol.errors import ConfigError
+from tests.gb10_producer.registered import kept_of, record_of
+from trust.peers import Peers
 
 PATHS = {"DIR", "FILE"}
 OTHERS = {"N", "T", "SIZE", "NAME", "URL", "HOST", "LAYOUT", "HOST:PORT"}
@@ -111,6 +113,16 @@ def test_the_producer_is_told_the_same_with_absolute_paths(here: Path) -> None:
     assert read.config.cache_dir == here / "cache"
     assert (read.config.host, read.config.memory_limit) == ("0.0.0.0", 80 << 30)
     assert read.supervised
+
+
+def test_a_producer_that_is_sent_its_model_can_be_a_service_once_it_is_paired(here: Path) -> None:
+    given = ["--state-dir", "state", "--cache-dir", "cache", "--secrets", "file", "--device", "cpu"]
+    with pytest.raises(ConfigError) as caught:
+        producer_arguments(given)
+    assert (caught.value.reason, caught.value.field) == ("config_invalid", "model")
+    Peers(here / "state" / "producer", "producer").add(kept_of(record_of()))
+    read = producer.parse(list(producer_arguments(given))).config
+    assert (read.model, read.cache_dir) == (None, here / "cache")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,19 @@ def test_each_side_has_its_table(tmp_path: Path) -> None:
     assert (config.model, config.port) == (Path("m"), 7000)
 
 
+def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr(settings, "default_path", lambda: path)
+    assert settings.named("serve", "model") is None
+    written(path, SERVE)
+    assert settings.named("serve", "model") == "/models/one two"
+    assert settings.named("serve", "port") is None, "no text"
+    assert settings.named("produce", "model") is None
+    written(path, "[serve")
+    with pytest.raises(ConfigError):
+        settings.named("serve", "model")
+
+
 def test_without_a_file_there_are_no_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

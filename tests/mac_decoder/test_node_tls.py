@@ -81,6 +81,7 @@ def test_clients_need_a_key_which_is_known_and_revoked_while_it_runs(
         for path in ("/v1/models", "/status", "/metrics"):
             assert nobody.get(path).status_code == 401
             assert http.get(path).status_code == 200
+        assert http.get("/status").json()["model_path"] is None, "it is nobody's business"
         door = http.get("/status").json()["door"]
         assert door["certificate_sha256"] == reached.fingerprint
         assert (door["keys"], door["keys_demanded"]) == (1, True)

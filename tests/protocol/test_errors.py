@@ -29,7 +29,7 @@ def test_what_is_not_known_has_no_line() -> None:
 
 
 def test_another_model_comes_with_what_helps_even_where_the_peer_said_nothing() -> None:
-    assert "checkpoint" in (IdentityMismatch("x").hint or "")
+    assert "baton node send" in (IdentityMismatch("x").hint or "")
     assert IdentityMismatch("x", hint="better").hint == "better"
     assert ConfigError("x").hint is None
 

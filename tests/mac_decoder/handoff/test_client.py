@@ -337,7 +337,7 @@ def test_what_differs_and_what_helps_is_logged_once_for_every_change(
         wait_until(lambda: link.state.attempts >= 3)
         assert refusals(caplog) == [link.state.detail]
         assert "weights, tokenizer" in link.state.detail
-        assert "copy the decoder's checkpoint" in link.state.detail
+        assert "baton node send" in link.state.detail
         # Now the weights are right, and the tokenizer is another one still.
         producer.identity = IDENTITY.__class__(**{**_fields(IDENTITY), "tokenizer": "77" * 32})
         wait_until(lambda: link.state.reason == "tokenizer_differs")
