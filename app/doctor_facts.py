@@ -46,10 +46,12 @@ _DEVICE_S: Final = 120.0
 _LOOK: Final[Mapping[str, str]] = {
     "mlx": """
 import json
+from mac_decoder import blas
+used = blas.use(blas.AUTO)
 import mlx.core as mx
 found = mx.metal.is_available()
 name = mx.device_info().get("device_name", "Metal") if found else ""
-print(json.dumps({"gpu": str(name), "shared": found}))
+print(json.dumps({"gpu": str(name), "shared": found, "blas": used}))
 """,
     "torch": """
 import json
@@ -89,13 +91,15 @@ class Device:
     """What a framework computes on: a GPU's name, empty for the processor.
 
     ``shared`` says that the GPU has no memory of its own; ``driver`` that NVIDIA's is loaded;
-    ``error`` why the framework cannot be used.
+    ``blas``: what multiplies on the processor instead of MLX's own library. ``error``: why the
+    framework cannot be used.
     """
 
     framework: str
     gpu: str = ""
     shared: bool = False
     driver: bool = False
+    blas: str = ""
     error: str = ""
 
 
@@ -206,7 +210,7 @@ def device(framework: Literal["mlx", "torch"]) -> Device:
             stdin=subprocess.DEVNULL,
         )
         found = json.loads(done.stdout)
-        return Device(framework, found["gpu"], found["shared"], driver)
+        return Device(framework, found["gpu"], found["shared"], driver, found.get("blas", ""))
     except subprocess.TimeoutExpired:
         return Device(framework, driver=driver, error=f"no answer within {_DEVICE_S:.0f} s")
     except (ValueError, LookupError, TypeError):

@@ -68,7 +68,13 @@ CASES: list[tuple[str, Finding | Any, Verdict, str]] = [
     ("no half", findings.sides({"decoder": ("mlx",), "producer": ("torch",)}), "wrong", "neither"),
     ("Metal", findings.decoders_device(Device("mlx", "Apple M4 Max"), MAC), "ok", "M4 Max"),
     ("no Metal on a Mac", findings.decoders_device(Device("mlx"), MAC), "wrong", "no Metal"),
-    ("MLX on Linux", findings.decoders_device(Device("mlx"), LINUX), "remark", "processor"),
+    ("MLX on Linux", findings.decoders_device(Device("mlx"), LINUX), "remark", "OpenBLAS"),
+    (
+        "MLX with OpenBLAS",
+        findings.decoders_device(Device("mlx", blas="libopenblas.so.0"), LINUX),
+        "remark",
+        "with libopenblas.so.0",
+    ),
     (
         "MLX that does not load",
         findings.decoders_device(Device("mlx", error="ImportError: libmlx"), MAC),
