@@ -49,10 +49,12 @@ class Machines:
         self._root = root
         self._model = model
 
-    def box(self, *words: str) -> Child:
-        """A producer."""
+    def box(self, *words: str, named: bool = True) -> Child:
+        """A producer; ``named``: it was given the model, by hand."""
         state = ["--state-dir", str(self._root / "gb10"), "--secrets", "file", "--name", NAME]
-        command = ["-m", "gb10_producer", "--model", str(self._model), "--device", "cpu", *state]
+        state += ["--cache-dir", str(self._root / "gb10-cache")]
+        model = ["--model", str(self._model)] if named else []
+        command = ["-m", "gb10_producer", "--device", "cpu", *model, *state]
         return start("producer", self._spaces.inside(self._spaces.producer, *command, *words))
 
     def mac(self) -> Child:
@@ -124,3 +126,39 @@ def test_found_by_its_name_paired_by_its_code_asked_and_removed(machines: Machin
         alone = machines.ask(decoder.url)
         assert alone["baton"]["source"] == "local"
         assert alone["choices"] == answer["choices"]
+
+
+def test_a_box_that_was_given_nothing_is_sent_the_model_and_asked(
+    machines: Machines, checkpoint: Callable[..., Path]
+) -> None:
+    """Over the link alone: no file of one machine is opened by the other."""
+    with ExitStack() as stack:
+        decoder, producer = machines.mac(), machines.box("--pair", named=False)
+        stack.callback(decoder.end)
+        stack.callback(producer.end)
+        decoder.wait_ready(60.0)
+        until(lambda: code_in("\n".join(producer.log)) is not None)
+        code = code_in("\n".join(producer.log))
+        assert code is not None
+        (seen,) = json.loads(machines.node("discover", "--json"))
+        assert seen["model"] == ""
+
+        url = ("--url", decoder.url)
+        machines.node("add", NAME, "--code-stdin", "--send", *url, typed=code)
+        (listed,) = json.loads(machines.node("list", "--json", *url))
+        assert listed["state"] == "ready"
+        answer = machines.ask(decoder.url)
+        assert answer["baton"]["source"] == "remote"
+
+        again = json.loads(machines.node("send", NAME, "--json", *url))
+        assert (again["sent"], again["serving"]) == (0, "now")
+        other = checkpoint("llama", seed=1)
+        changed = json.loads(machines.node("send", NAME, "--model", str(other), "--json", *url))
+        assert changed["sent"] == changed["bytes"] > 1_000_000
+        assert changed["serving"] == "restarting"
+        back = json.loads(machines.node("send", NAME, "--json", *url))
+        assert (back["sent"], back["serving"]) == (0, "restarting")
+        until(lambda: json.loads(machines.node("list", "--json", *url))[0]["state"] == "ready")
+        once_more = machines.ask(decoder.url)
+        assert once_more["baton"]["source"] == "remote"
+        assert once_more["choices"] == answer["choices"]
