@@ -26,6 +26,7 @@ RESUMED = "tests/e2e/test_resume.py"
 TRANSFERS = "tests/gb10_producer/test_transfers.py"
 PREFIXES = "tests/gb10_producer/test_prefix_cache.py"
 EXTRA = "tests/e2e/test_extra_cuts.py"
+COMPARED = "tests/mac_decoder/qualify/test_compare.py"
 QUALIFIED = "tests/mac_decoder/qualify/test_qualifier.py"
 
 
@@ -296,9 +297,44 @@ MUTANTS = (
     Mutant(
         "rows that differ make a producer unfit",
         "mac_decoder/qualify/compare.py",
-        "return self.worst <= bound.worst and self.median <= bound.median",
+        "return self.excess <= 1.0",
         "return True",
         (QUALIFIED, "-k", "computes_something_else and float32"),
+    ),
+    Mutant(
+        "every row of the first layer counts",
+        "mac_decoder/qualify/compare.py",
+        "most = median if behind else float(apart.max())",
+        "most = median",
+        (COMPARED,),
+    ),
+    Mutant(
+        "a layer is compared with those before",
+        "mac_decoder/qualify/compare.py",
+        "min(growth * so_far + bound.slack, bound.worst)",
+        "bound.worst",
+        (COMPARED,),
+    ),
+    Mutant(
+        "each probe has its turn",
+        "mac_decoder/qualify/qualifier.py",
+        "one = every[known.turn % len(every)]",
+        "one = every[0]",
+        (QUALIFIED, "-k", "has_its_turn"),
+    ),
+    Mutant(
+        "the recipe is that of the connection that is used",
+        "mac_decoder/qualify/gate.py",
+        "recipe=verdict.recipe if verdict is not None else None,",
+        "recipe=None,",
+        (QUALIFIED, "-k", "on_the_connection_that_is_used or just_sending"),
+    ),
+    Mutant(
+        "another release here is compared anew",
+        "mac_decoder/qualify/verdicts.py",
+        "(self.identity, self.here, self.recipe) == (identity, here, recipe)",
+        "(self.identity, self.recipe) == (identity, recipe)",
+        ("tests/mac_decoder/qualify/test_verdicts.py",),
     ),
 )
 

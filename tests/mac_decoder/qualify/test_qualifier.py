@@ -448,9 +448,15 @@ def test_whoever_computes_otherwise_on_the_connection_that_is_used_is_not_asked(
             with pytest.raises(TransferError) as caught:
                 gate.link.fetch(prompt(40), Received(known.layout, 39), recipe=other.recipe)
             assert caught.value.reason == "producer_changed"
-            gate.link.fetch(
-                prompt(40), Received(known.layout, 39), recipe=verdict.recipe
-            ).discarded("done")
+            gate.judge(verdict)
+            gate.fetch(prompt(40), Received(known.layout, 39)).discarded("done")
+            # It may change between the gate's look and the connection.
+            fetch, asked = gate.link.fetch, []
+            gate.link.fetch = lambda *given, **more: (  # type: ignore[assignment,method-assign]
+                asked.append(more["recipe"]) or fetch(*given, **more)
+            )
+            gate.fetch(prompt(40), Received(known.layout, 39)).discarded("done")
+            assert asked == [verdict.recipe]
 
     with gated(known, prefiller_of(path), tmp_path) as gate:
         asyncio.run(main(gate))
