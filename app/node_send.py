@@ -37,6 +37,7 @@ LOADING_S: Final = 900.0
 _ITS_OWN_S: Final = 120.0
 """How long it is waited for a model that a producer was started with."""
 _LOOK_S: Final = 0.5
+_NOTHING_KEPT: Final = ("model_identity_differs", "model_unusable", "model_manifest_invalid")
 _COMMAND: Final = "baton produce, without --model"
 _AWAY: Final = ("producer_down", "connection_lost", "tls_failed", "handshake_refused")
 """What a producer that starts again answers for a moment."""
@@ -102,11 +103,12 @@ def offer(
         return None
     try:
         path = find_model(model, decoder)
-    except ConfigError as error:
+    except ConfigError:
         if send or model is not None:
             raise
         if found.state == "waiting":
-            err.print(f"it has no model: {escape(error.hint or '')}, with baton node send")
+            command = f"baton node send '{peer.name}' --model DIR"
+            err.print(f"it has no model yet; to send it one: {escape(command)}", soft_wrap=True)
         return None
     found = _loaded(peer, found)
     ours = read(registry, path)
@@ -156,8 +158,9 @@ def deliver(peer: Peer, ours: Outgoing) -> Sent:
                 bars.update(task, completed=nbytes)
 
             kept = control.send_model(ours.offer, ours.pieces, sent)
-    except (KeyboardInterrupt, BatonError):
-        if meter.begun:
+    except (KeyboardInterrupt, BatonError) as error:
+        lost = isinstance(error, BatonError) and error.reason in _NOTHING_KEPT
+        if meter.begun and not lost:
             told = f"{meter.told} sent; `baton node send '{peer.name}'` goes on from there"
             err.print(escape(told), soft_wrap=True)
         raise

@@ -238,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--backlog", dest="backlog_bytes", type=_bytes, metavar="SIZE", help=argparse.SUPPRESS)
     add("--link-mbps", type=float, help="throttle the link, for benchmarks")
-    add("--cache-dir", type=Path, help="where models that are sent are kept")
+    add("--cache-dir", type=Path, help="where models that are sent, and digests, are kept")
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="default: INFO")
     add("--no-supervisor", action="store_true", help="run without the process that restarts it")
     add("--lifeline-fd", type=int, help=argparse.SUPPRESS)

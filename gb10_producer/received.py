@@ -30,6 +30,7 @@ from protocol.control.models import Manifest, ModelFile, read_manifest
 from protocol.errors import BatonError, Cancelled, ConfigError
 from protocol.identity import identity_differences
 from protocol.reasons import differs, refusal
+from trust.places import sync
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Disk:
 
     def sync(self, descriptor: int) -> None:
         """What was written reaches the medium."""
-        os.fsync(descriptor)
+        sync(descriptor)
 
 
 @dataclass(frozen=True)

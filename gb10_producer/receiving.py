@@ -15,6 +15,7 @@ from typing import Final
 from gb10_producer.received import Kept, ReceivedModels
 from protocol.control.messages import SendModel
 from protocol.errors import BatonError, Cancelled
+from protocol.reasons import refusal
 
 HELD_BYTES: Final = 4 << 20
 """Above this much that is not yet written, no more is taken from the wire."""
@@ -47,6 +48,7 @@ class Receipt:
         self._news: deque[News] = deque()
         self._lock = threading.Lock()
         self._held = 0
+        self._over = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -79,12 +81,21 @@ class Receipt:
 
     def _run(self) -> None:
         try:
+            self._receive()
+        finally:
+            # Whatever else ended it, a bug among that, nobody waits for more.
+            if not self._over:
+                self._tell(refusal("model_not_kept", "the model could not be taken in"))
+
+    def _receive(self) -> None:
+        try:
             with self._models.open(self._offer) as incoming:
                 left = self._offer.nbytes - incoming.prepare(self._stopped.is_set)
                 self._tell(Wanted(self._offer.nbytes - left))
                 while left:
                     piece = self._pieces.get()
                     if piece is None:
+                        self._over = True
                         return
                     incoming.write(piece)
                     left -= len(piece)
@@ -94,10 +105,11 @@ class Receipt:
                 kept = incoming.finish()
             self._tell(kept)
         except Cancelled:
-            return
+            self._over = True
         except BatonError as error:
             self._tell(error)
 
     def _tell(self, news: News) -> None:
+        self._over = not isinstance(news, Wanted)
         self._news.append(news)
         self._wake()

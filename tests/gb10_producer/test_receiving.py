@@ -410,6 +410,24 @@ def test_pieces_that_are_none_end_it(tmp_path: Path, ours: Outgoing, how: str) -
         assert gb10.came == []
 
 
+def test_a_fault_of_its_own_ends_it_and_not_the_producer(
+    tmp_path: Path, ours: Outgoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def broken(descriptor: int, data: memoryview) -> int:
+        raise AssertionError("a bug")
+
+    with box(tmp_path) as gb10:
+        monkeypatch.setattr(gb10.disk, "write", broken)
+        assert refused(lambda: gb10.send(ours)) in ("model_not_kept", "connection_lost")
+        assert len(told) == 1
+        assert handed_over(gb10.producer, OTHER)
+        monkeypatch.undo()
+        assert gb10.send(ours).name == ours.name
+
+
 # A producer without a model
 
 
