@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from typer.exceptions import TyperException
 
-from app import bench, cache, demo, doctor, key, model, node, plan, produce, serve, status
+from app import (
+    bench,
+    cache,
+    demo,
+    doctor,
+    key,
+    model,
+    node,
+    plan,
+    produce,
+    serve,
+    settings,
+    status,
+)
 from app.terminal import complain, err
 from protocol.errors import (
     EXIT_CONFIG,
@@ -33,14 +46,28 @@ app = typer.Typer(
 )
 
 
+_ABOUT_THE_DECODER: Final = ("cache", "key", "node", "status")
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"baton {importlib.metadata.version('baton-llm')}")
         raise typer.Exit
 
 
+def _as_the_decoder(context: typer.Context) -> None:
+    """Let commands that look after the decoder find it where the settings say that it is."""
+    known = settings.of_the_decoder()
+    group: Any = context.command
+    context.default_map = {}
+    for name in _ABOUT_THE_DECODER:
+        inner = getattr(group.commands[name], "commands", None)
+        context.default_map[name] = known if inner is None else dict.fromkeys(inner, known)
+
+
 @app.callback()
 def baton(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -49,6 +76,8 @@ def baton(
     ] = False,
 ) -> None:
     """Prefill on an NVIDIA machine, decode on a Mac, through one OpenAI endpoint."""
+    if context.invoked_subcommand in _ABOUT_THE_DECODER:
+        _as_the_decoder(context)
 
 
 app.command("demo")(demo.demo)

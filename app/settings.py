@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 
 from platformdirs import user_config_path
 
+from app.status import DEFAULT_PORT
+from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
 
 Table = Literal["serve", "produce"]
@@ -63,6 +65,31 @@ def named(table: Table, key: str) -> str | None:
     raw = _read(path, required=False)
     found = None if raw is None else _table(path, raw, table).get(key)
     return found if isinstance(found, str) else None
+
+
+def of_the_decoder() -> dict[str, str]:
+    """What other commands have to know of this machine's decoder, as the file says it: where it
+    keeps things (``state_dir``, ``cache_dir``), how its secrets are kept, and its ``url``.
+
+    Raises ``ConfigError`` as :func:`named`.
+    """
+    path = default_path()
+    raw = _read(path, required=False)
+    found = {} if raw is None else _table(path, raw, "serve")
+    texts = {key: value for key, value in found.items() if isinstance(value, str)}
+    known = {
+        key.replace("-", "_"): texts[key]
+        for key in ("state-dir", "cache-dir", "secrets")
+        if key in texts
+    }
+    host, port = texts.get("host", "127.0.0.1"), found.get("port", DEFAULT_PORT)
+    if ("host" in texts or "port" in found) and isinstance(port, int):
+        # What listens on every address does on this machine's own.
+        reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+        scheme = "http" if is_loopback(host) and "tls-cert" not in texts else "https"
+        shown = f"[{reached}]" if ":" in reached else reached
+        known["url"] = f"{scheme}://{shown}:{port}"
+    return known
 
 
 def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,6 +80,52 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
     written(path, "[serve")
     with pytest.raises(ConfigError):
         settings.named("serve", "model")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        ('model = "m"\nlane = "remote"', {}),
+        ('state-dir = "s"\nsecrets = "file"', {"state_dir": "s", "secrets": "file"}),
+        ("port = 9000", {"url": "http://127.0.0.1:9000"}),
+        ('host = "0.0.0.0"', {"url": "https://127.0.0.1:8000"}),
+        ('host = "::1"\nport = 1', {"url": "http://[::1]:1"}),
+        ('port = 1\ntls-cert = "c"', {"url": "https://127.0.0.1:1"}),
+        ('port = "x"', {}),
+    ],
+)
+def test_other_commands_know_the_decoder_by_it(
+    text: str, found: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "config.toml", f"[serve]\n{text}")
+    monkeypatch.setattr(settings, "default_path", lambda: path)
+    assert settings.of_the_decoder() == found
+
+
+def test_they_take_their_options_from_it(tmp_path: Path) -> None:
+    """What is kept is kept where the decoder looks; what is typed goes before."""
+    home, state, other = tmp_path / "home", tmp_path / "state", tmp_path / "other"
+    (home / "baton").mkdir(parents=True)
+    written(home / "baton" / "config.toml", f'[serve]\nport = 1\nstate-dir = "{state}"')
+
+    def baton(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "app.cli", *words],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"XDG_CONFIG_HOME": str(home), "HOME": str(home)},
+        )
+
+    assert baton("key", "create", "one").returncode == 0
+    assert list((state / "decoder").rglob("*"))
+    assert baton("key", "create", "one", "--state-dir", str(other)).returncode == 0
+    assert list((other / "decoder").rglob("*"))
+    assert "http://127.0.0.1:1/status" in baton("status").stderr
+    written(home / "baton" / "config.toml", "[serve")
+    broken = baton("node", "list")
+    assert (broken.returncode, "settings_unreadable" in broken.stderr) == (78, True)
+    assert baton("plan", "--help").returncode == 0
 
 
 def test_without_a_file_there_are_no_settings(
