@@ -178,6 +178,11 @@ class Connection:
         self.stopping.set()
         self._wire.wake()
 
+    def make_room(self) -> None:
+        """End a handshake at once: others want to begin theirs. Any thread."""
+        self.stopping.set()
+        self._wire.cut()
+
     def reconsider(self) -> None:
         """Whom this producer trusts has changed: end if that was this peer. Any thread."""
         self._unsettled.set()

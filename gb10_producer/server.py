@@ -1,8 +1,8 @@
 """The listening side: accepts connections, bounds them, ends them.
 
 One thread accepts, each connection has its own. Those that have not yet proven the key are
-counted apart, so that strangers take no place of a decoder that is connected. They are few, and
-a handshake ends after some seconds whatever is sent; while they last, nobody new gets in.
+counted apart, so that strangers take no place of a decoder that is connected. They are few:
+a handshake ends after some seconds whatever is sent, and the oldest makes room for another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 16
 _SWEEP_S = 1.0
 _STRANGERS = 16
-"""Most connections that are still shaking hands."""
+"""Most connections that are still shaking hands; the oldest makes room for another."""
 _VISITORS = 4
 """Most control connections."""
 
@@ -188,7 +188,12 @@ class Server:
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with self._lock:
-            flooded = len(self._strangers) >= _STRANGERS
+            crowd = [one for one in self._strangers if not one.stopping.is_set()]
+            flooded = len(self._strangers) >= 2 * _STRANGERS
+        if len(crowd) >= _STRANGERS:
+            # Who knows the key proves it within milliseconds; the oldest does not.
+            log.warning("handshake ended: there are too many", extra={"peer": crowd[0].peer})
+            crowd[0].make_room()
         if flooded:
             log.warning("connection refused: too many handshakes", extra={"peer": peer})
             sock.close()

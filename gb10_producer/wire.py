@@ -11,6 +11,7 @@ unmasked as RFC 6455 wants it from a server, and no byte of payload is copied.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -93,7 +94,12 @@ class Wire:
         try:
             if context is not None:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                self._socket = context.wrap_socket(self._socket, server_side=True)
+                # First the socket, then the handshake: :meth:`cut` then finds it.
+                secured = context.wrap_socket(
+                    self._socket, server_side=True, do_handshake_on_connect=False
+                )
+                self._socket = secured
+                secured.do_handshake()
             self._socket.setblocking(False)
         except (OSError, ValueError) as error:
             self.closed = True  # wrapping took the descriptor and has closed it
@@ -191,6 +197,12 @@ class Wire:
             raise TransferError("The decoder stopped reading.", reason="peer_stalled")
         text, self._text = self._text, []
         return text
+
+    def cut(self) -> None:
+        """End the connection in the middle of whatever the owner does. Any thread."""
+        with contextlib.suppress(OSError):
+            # Not the TLS socket's own, which changes what the owner is using.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def wake(self) -> None:
         """Make the owner's :meth:`poll` return. Any thread, never blocks."""

@@ -373,6 +373,28 @@ def test_strangers_are_shown_out_and_do_not_keep_the_decoder_out() -> None:
             peer.handshake().fetch(range(20))
 
 
+@pytest.mark.parametrize("secured", [False, True])
+def test_idle_connections_do_not_keep_a_decoder_out(secured: bool) -> None:
+    """However long a handshake may take, whoever comes next finds room."""
+    ours, theirs = make_records(epoch=1)
+    trust = FixedTrust(ours.pairing, producer_context(ours), ours.fingerprints)
+    if not secured:
+        trust = None
+    with running(Synthetic(MIXED, 16), timing=Timing(handshake_s=60.0), trust=trust) as producer:
+        address = address_of(producer.url)
+        silent = [socket.create_connection(address) for _ in range(60)]
+        wait_until(lambda: producer.connections[1] <= 16)
+        known: dict[str, Any] = {}
+        if secured:
+            known = {"pairing": theirs.pairing, "context": decoder_context(theirs)}
+            known["certificates"] = theirs.fingerprints
+        with Peer(producer.url, **known) as peer:
+            peer.handshake().fetch(range(20))
+        for one in silent:
+            one.close()
+        wait_until(lambda: producer.connections == (0, 0))
+
+
 def test_a_handshake_that_drips_is_cut_off() -> None:
     timing = Timing(handshake_s=0.4, heartbeat_s=0.3)
     with running(Synthetic(MIXED, 16), timing=timing) as producer, Peer(producer.url) as peer:
