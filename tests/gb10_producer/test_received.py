@@ -163,6 +163,18 @@ def test_a_model_that_is_kept_is_not_taken_again_and_is_the_last(
     assert parts(models) == []
 
 
+def test_the_last_is_the_one_that_was_whole_last(
+    models: ReceivedModels, ours: Outgoing, checkpoint: Callable[..., Path]
+) -> None:
+    with models.open(ours.offer) as incoming:
+        incoming.prepare()
+        fed(incoming, ours.pieces(0), 10_000)
+    between = taken(models, outgoing(checkpoint("llama", seed=1), None))
+    assert models.last() == between
+    whole = taken(models, ours)
+    assert models.last() == whole != between
+
+
 def test_a_kept_model_that_was_changed_is_taken_anew_beside_it(
     models: ReceivedModels, ours: Outgoing
 ) -> None:

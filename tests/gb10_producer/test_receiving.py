@@ -382,6 +382,14 @@ def test_bytes_that_nobody_wants_end_the_channel(tmp_path: Path) -> None:
         assert gb10.came == []
 
 
+def test_behind_a_model_no_bytes_are_taken(tmp_path: Path, ours: Outgoing) -> None:
+    with box(tmp_path) as gb10, Control.open(address_of(gb10.producer), RECORD) as control:
+        control.send_model(ours.offer, small(ours))
+        control._socket.send_binary(b"x", time.monotonic() + 5.0)
+        wait_until(lambda: gb10.producer.server.refused.get("websocket_violation", 0) == 1)
+        assert refused(control.describe) in ("control_refused", "connection_lost")
+
+
 @pytest.mark.parametrize("how", ["too long", "in fragments", "too many"])
 def test_pieces_that_are_none_end_it(tmp_path: Path, ours: Outgoing, how: str) -> None:
     def pieces(offset: int, control: Control) -> Iterator[bytes]:
