@@ -22,6 +22,7 @@ from mac_decoder.store.store import Store, log_event
 from mac_decoder.tiers import restores
 from mac_decoder.tiers.keeping import Keeping, Kept
 from mac_decoder.tiers.lookups import Looked, Lookups, nothing
+from mac_decoder.tiers.noted import Noted
 from mac_decoder.tiers.restores import Into, Restored, Wanted
 from mac_decoder.tiers.waiting import Waiting
 from protocol.blocks import namespace
@@ -45,6 +46,7 @@ class Keeper:
         self._store_key = store_key
         self._resident = Resident(ram_bytes)
         self._waiting = Waiting()
+        self._noted = Noted()
         self._store: Store | None = None
         self._keeping = Keeping(identity, layout, self._resident, self._waiting)
         self._lookups = Lookups(self._resident, self._waiting)
@@ -58,6 +60,7 @@ class Keeper:
     def heard(self, event: Event) -> None:
         """The store's listener."""
         log_event(event)
+        self._noted.note(event)
         self._keeping.heard(event)
 
     def resize(self, ram_bytes: int) -> None:
@@ -157,6 +160,7 @@ class Keeper:
             "keeping_bytes": self._waiting.nbytes,
             "brought_bytes": self._waiting.brought,
             "kept": self._keeping.counts(),
+            "events": self._noted.latest(),
         }
 
     def drain(self, timeout_s: float | None = None) -> bool:

@@ -313,6 +313,7 @@ class _Node:
             KeyFiles(config.state_path),
             None if self._tls is None else self._tls.fingerprint,
             endpoint.make_room(),
+            self._url,
         )
 
     # The world outside

@@ -22,6 +22,9 @@ from mac_decoder.api.service import Record, Service
 from mac_decoder.custody import Custody
 from protocol.errors import BatonError, Cancelled, RequestError
 
+_MOST_HEARD_BYTES = 1024
+"""Of a message over a WebSocket: there is none that a client has to send."""
+
 Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
 
 
@@ -66,7 +69,9 @@ def server_config(
         access_log=False,
         server_header=False,
         lifespan="off",
-        ws="none",
+        ws="websockets-sansio",  # ``DeadlineProtocol`` makes a class of ours out of it
+        ws_max_size=_MOST_HEARD_BYTES,
+        ws_per_message_deflate=False,
         timeout_graceful_shutdown=drain_s,
     )
 

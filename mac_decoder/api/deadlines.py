@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection with a deadline for what is no request yet, and a place in a crowd.
+"""uvicorn's connections with a deadline for what is no request yet, and a place in a crowd.
 
 uvicorn bounds an idle connection between two requests, but not one that never began or never
 ends its first lines; and each holds a file descriptor.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mac_decoder.api.door import Door
 from mac_decoder.api.errors import error_body
@@ -41,6 +43,7 @@ class DeadlineProtocol(H11Protocol):
     placed: ClassVar[bool] = False
 
     _deadline: asyncio.TimerHandle | None = None
+    _upgraded = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -55,9 +58,15 @@ class DeadlineProtocol(H11Protocol):
         # h11 bounds a head that is not whole, but takes any that comes whole in one piece.
         for begin in range(0, len(data), _AT_ONCE):
             super().data_received(data[begin : begin + _AT_ONCE])
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._upgraded:
                 break
         self._watch()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Let a :class:`UpgradedProtocol` have the connection, which keeps its place here."""
+        self._upgraded = True
+        self.ws_protocol_class = partial(UpgradedProtocol, opened_by=self)  # type: ignore[assignment]
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -68,6 +77,8 @@ class DeadlineProtocol(H11Protocol):
         """Whether no request is in hand; so it is before the connection was made."""
         if self.transport is not None and self.transport.is_closing():
             return True
+        if self._upgraded:
+            return False
         answered = self.cycle is not None and self.cycle.response_complete
         return answered or self.conn.their_state is h11.IDLE
 
@@ -108,3 +119,28 @@ class DeadlineProtocol(H11Protocol):
         if self.idle():
             self.door.refusals.count("head_timeout")
             self.transport.close()
+
+
+class UpgradedProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket connection on what began as one of HTTP.
+
+    The latter keeps its place in the crowd, and is told of the end. Whatever a client has not
+    taken in ``rest_s`` seconds after the route has ended is thrown away, and the connection
+    with it.
+    """
+
+    rest_s: ClassVar[float] = 5.0
+
+    def __init__(self, *, opened_by: DeadlineProtocol, **named: Any) -> None:
+        super().__init__(**named)
+        self._opened_by = opened_by
+        self.logger = _QUIET  # uvicorn has a line for each, with what the client sent
+        self.conn.logger = _QUIET
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._opened_by.connection_lost(exc)
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self.loop.call_later(self.rest_s, self.transport.abort)

@@ -21,6 +21,7 @@ REASONS: Final[tuple[str, ...]] = (
     "invalid_header",
     "request_too_large",
     "too_many_requests",
+    "too_many_streams",
     "head_timeout",
     "connection_limit",
     "tls_handshake_failed",

@@ -24,6 +24,9 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 WEBSOCKET_POLICY_VIOLATION = 1008
 
+_ANSWERS = "websocket.http.response"
+"""The extension of ASGI by which a handshake is refused with more than a 403."""
+
 _HEADER_NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MOST_HEADERS = 64
 _USUAL_HEADERS = ("authorization", "content-type")
@@ -108,7 +111,7 @@ class HostGuard:
         refusal = self._callers.refusal(hosts, origins)
         if refusal is not None:
             self._refusals.count(refusal.reason)
-            await _refuse(refusal, scope, receive, send)
+            await refuse(refusal, scope, receive, send)
             return
         invited = next((one for one in origins if self._callers.invites(one)), None)
         if invited is None or scope["type"] == "websocket":
@@ -171,6 +174,9 @@ class KeyGuard:
 
     SALT = "baton.salt"
 
+    ALLOWED = "baton.allowed"
+    """In the scope too: called, it says whether the caller would still be let in."""
+
     OPEN = frozenset({"/health", "/ready"})
 
     def __init__(self, app: ASGIApp, refusals: Refusals, keys: Keys, *, demanded: bool) -> None:
@@ -185,13 +191,18 @@ class KeyGuard:
         if not guarded:
             await self._app(scope, receive, send)
             return
-        salt = self._salt(_values(scope, b"authorization"))
+        given = _values(scope, b"authorization")
+        salt = self._salt(given)
         if salt is not None:
-            await self._app({**scope, self.SALT: salt}, receive, send)
+
+            def allowed() -> bool:
+                return self._salt(given) is not None
+
+            await self._app({**scope, self.SALT: salt, self.ALLOWED: allowed}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
         self._refusals.count(refusal.reason)
-        await _refuse(refusal, scope, receive, send)
+        await refuse(refusal, scope, receive, send)
 
     def _salt(self, given: list[str]) -> bytes | None:
         """The salt of whoever gives this, empty for nobody in particular; ``None``: refused."""
@@ -226,7 +237,7 @@ class BodyLimit:
         refusal = self._declared_refusal(_values(scope, b"content-length"))
         if refusal is not None:
             self._refusals.count(refusal.reason)
-            await _refuse(refusal, scope, receive, send)
+            await refuse(refusal, scope, receive, send)
             return
         seen = 0
 
@@ -273,7 +284,7 @@ class RequestLimit:
         if self._in_hand >= self._limit:
             busy = CapacityError("too many requests are in hand", reason="too_many_requests")
             self._refusals.count(busy.reason)
-            await _refuse(busy, scope, receive, send)
+            await refuse(busy, scope, receive, send)
             return
         self._in_hand += 1
         try:
@@ -286,9 +297,10 @@ def _values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
-async def _refuse(error: BatonError, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        # Closing before accepting makes the server answer the handshake with 403.
+async def refuse(error: BatonError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or the handshake of a WebSocket, with ``error``."""
+    if scope["type"] == "websocket" and _ANSWERS not in scope.get("extensions", {}):
+        # Closing before accepting makes the server answer the handshake with a bare 403.
         await send({"type": "websocket.close", "code": WEBSOCKET_POLICY_VIOLATION})
         return
     await error_response(error)(scope, receive, send)

@@ -10,7 +10,9 @@ from fastapi import APIRouter
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
+from mac_decoder.api import status_stream
 from mac_decoder.api.errors import error_headers
 from mac_decoder.api.service import Service
 
@@ -35,9 +37,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/status")
     async def status() -> Response:
-        # Figures of thousands of cuts take milliseconds: not on the event loop.
-        cache = await asyncio.to_thread(service.engine.cache_status)
-        engine = service.engine.status()
+        taken = await service.board.now()
         missed = 0 if service.custody is None else service.custody.missed
         return _json(
             {
@@ -45,15 +45,21 @@ def router(service: Service) -> APIRouter:
                 "model_path": service.settings.model_path or None,
                 "supervisor": {**service.past._asdict(), "connections_missed": missed},
                 "door": _door(service),
-                "engine": engine,
-                "cache": cache,
+                "engine": taken.engine,
+                "cache": taken.cache,
+                "snapshot": taken.snapshot,
             }
         )
+
+    @routes.websocket("/status/stream")
+    async def stream(websocket: WebSocket) -> None:
+        await status_stream.answer(service, websocket)
 
     @routes.get("/metrics")
     async def metrics() -> Response:
         service.metrics.ready.set(service.engine.ready())
-        text = generate_latest(service.metrics.registry)
+        # Figures of thousands of cuts take milliseconds: not on the event loop.
+        text = await asyncio.to_thread(generate_latest, service.metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return routes

@@ -20,10 +20,17 @@ from mac_decoder.api.metrics import Metrics
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.custody import Custody
 from mac_decoder.engine.events import Report
-from mac_decoder.engine.facade import Engine
+from mac_decoder.engine.facade import Engine, Stream
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.text import TokenText
+from mac_decoder.status import sections
+from mac_decoder.status.board import Board
+from mac_decoder.status.journal import Begun, Ending, Journal
+from mac_decoder.status.told import merged, source
+from protocol import releases
 from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
+from protocol.status.snapshot import Decoder, Outcome
+from protocol.status.snapshot import Door as DoorSection
 
 log = logging.getLogger("mac_decoder.api")
 
@@ -55,9 +62,11 @@ class Service:
         stored: KeyFiles | None = None,
         certificate: str | None = None,
         most_connections: int = MOST_CONNECTIONS,
+        address: str | None = None,
     ) -> None:
         """``stored`` keys are valid beside the settings'; ``certificate`` is the fingerprint of
-        the one that is shown to clients, where there is TLS.
+        the one that is shown to clients, where there is TLS; ``address`` is this endpoint's, as
+        this machine reaches it.
         """
         self.past = past
         self.custody = custody
@@ -69,6 +78,12 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(engine.counters, self.door)
         self.created = int(time.time())
+        self.address = address
+        self.journal = Journal()
+        self.board = Board(engine, self.journal, self._decoder, self._door)
+        self._process = secrets.token_hex(8)
+        self._started_at = round(time.time(), 3)
+        self._versions = versions()
         self._began = time.monotonic()
         self._text: TokenText | None = None
         self._making_text = asyncio.Lock()
@@ -92,6 +107,37 @@ class Service:
             message = f"the model is being loaded, for {seconds:.0f} s so far"
         return EngineFault(
             message, reason="engine_not_ready", hint="try again when /ready answers with 200"
+        )
+
+    def _decoder(self) -> Decoder:
+        """Who this is. A model that was loaded is told of also once it cannot answer any more."""
+        try:
+            checkpoint = self.engine.loaded.checkpoint
+        except EngineFault:
+            checkpoint = None
+        identity = None if checkpoint is None else checkpoint.identity
+        return Decoder(
+            process=self._process,
+            model=self.served_name,
+            started_at=self._started_at,
+            address=self.address,
+            versions=self._versions,
+            identity=identity,
+            identity_digest=None if identity is None else identity.digest().hex(),
+            context_tokens=None if checkpoint is None else checkpoint.max_context,
+            restarts=self.past.restarts,
+            last_fault=self.past.last_fault,
+            connections_missed=0 if self.custody is None else self.custody.missed,
+        )
+
+    def _door(self) -> DoorSection:
+        return sections.door(
+            self.door,
+            self.certificate,
+            len(self.keys),
+            demanded=self.settings.keys_demanded,
+            streams=self.board.listeners,
+            streams_limit=self.settings.max_streams,
         )
 
     @property
@@ -185,6 +231,14 @@ class Record:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.service.metrics.in_hand.inc()
 
+    def submitted(self, streams: Sequence[Stream]) -> None:
+        """The engine has the request, with a stream for each choice."""
+        began_at = time.time() - (time.perf_counter() - self.began)
+        self.service.journal.began(
+            Begun(self.id, self.route, self.streamed, began_at, self.prompt_tokens, streams)
+        )
+        self.service.board.touch()
+
     def completed(self) -> None:
         """The whole answer was sent."""
         self._end("completed", None)
@@ -192,6 +246,7 @@ class Record:
     def broken(self, error: BatonError) -> None:
         """The request ended with ``error``, before or in its answer."""
         status = status_of(error)
+        outcome: Outcome
         if isinstance(error, Cancelled):
             outcome = "cancelled"
         else:
@@ -202,61 +257,57 @@ class Record:
         """A bug ended the request; nothing more is known here."""
         self._end("failed", BatonError("a bug"))
 
-    def _end(self, outcome: str, error: BatonError | None) -> None:
+    def _end(self, outcome: Outcome, error: BatonError | None) -> None:
         if self.ended:
             return
         self.ended = True
-        source = merged(self.reports)["source"] if self.reports else "none"
+        total_ms = round((time.perf_counter() - self.began) * 1e3, 3)
+        code = None if error is None else error.reason
+        told = merged(self.reports, self.notes) if self.reports else None
+        ending = Ending(
+            outcome,
+            code,
+            time.time(),
+            total_ms,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.finish_reasons,
+            told,
+        )
+        self._count(ending)
+        self.service.journal.ended(self.id, self.route, self.streamed, ending)
+        self.service.board.touch()
+        log.info("%s", msgspec.json.encode(self._line(ending)).decode())
+
+    def _count(self, ending: Ending) -> None:
         metrics = self.service.metrics
+        came_from = source(self.reports) if self.reports else "none"
         metrics.in_hand.dec()
-        metrics.requests.labels(self.route, outcome, source).inc()
-        metrics.tokens.labels("prompt").inc(self.prompt_tokens)
-        metrics.tokens.labels("generated").inc(self.completion_tokens)
+        metrics.requests.labels(self.route, ending.outcome, came_from).inc()
+        metrics.tokens.labels("prompt").inc(ending.prompt_tokens)
+        metrics.tokens.labels("generated").inc(ending.generated_tokens)
         for report in self.reports:
             metrics.count_report(report)
-        if error is not None:
-            metrics.refusals.labels(error.reason).inc()
-        log.info("%s", msgspec.json.encode(self._line(outcome, error)).decode())
+        if ending.code is not None:
+            metrics.refusals.labels(ending.code).inc()
 
-    def _line(self, outcome: str, error: BatonError | None) -> dict[str, Any]:
+    def _line(self, ending: Ending) -> dict[str, Any]:
         line: dict[str, Any] = {
             "event": "request",
             "id": self.id,
             "route": self.route,
-            "outcome": outcome,
-            "code": None if error is None else error.reason,
+            "outcome": ending.outcome,
+            "code": ending.code,
             "stream": self.streamed,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "finish_reasons": self.finish_reasons,
-            "total_ms": round((time.perf_counter() - self.began) * 1e3, 3),
+            "prompt_tokens": ending.prompt_tokens,
+            "completion_tokens": ending.generated_tokens,
+            "finish_reasons": ending.finish_reasons,
+            "total_ms": ending.total_ms,
         }
-        return line | (merged(self.reports, self.notes) if self.reports else {})
+        return line | dict(ending.told or {})
 
 
-def merged(reports: Sequence[Report], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The ``baton`` object of an answer: its prompts' reports as one.
-
-    Counts are summed; times are those of the slowest prompt; ``source`` is ``mixed`` where
-    prompts differ. ``notes`` are appended to the reasons.
-    """
-    slowest = max(reports, key=lambda report: report.ttft_ms)
-    sources = {report.source for report in reports}
-    reasons = dict.fromkeys(reason for report in reports for reason in report.reasons)
-    return {
-        "source": sources.pop() if len(sources) == 1 else "mixed",
-        "reused_tokens": sum(report.reused_tokens for report in reports),
-        "prefilled_tokens": sum(report.prefilled_tokens for report in reports),
-        "computed_tokens": sum(report.computed_tokens for report in reports),
-        "transferred_bytes": sum(report.transferred_bytes for report in reports),
-        "shared_tokens": sum(report.shared_tokens for report in reports),
-        "parts_at": slowest.parts_at,
-        "restore_ms": slowest.restore_ms,
-        "restore_bytes": sum(report.restore_bytes for report in reports),
-        "staging_bytes": max(report.staging_bytes for report in reports),
-        "evicted_bytes": sum(report.evicted_bytes for report in reports),
-        "ttft_ms": round(slowest.ttft_ms, 3),
-        "phases": dict(slowest.phases),
-        "fallback": any(report.fallback for report in reports),
-        "reasons": [*reasons, *(note for note in dict.fromkeys(notes) if note not in reasons)],
-    }
+def versions() -> dict[str, str]:
+    """Releases of Baton and of what computes here; what is not installed is left out."""
+    found = releases.installed(("baton-llm", *releases.DECODER))
+    return {name: version for name, version in found.items() if version}

@@ -18,10 +18,12 @@ class ApiSettings:
     each with a body of at most ``max_body_bytes`` that is read within ``body_timeout_s``, and
     never goes on for ``body_stall_s`` with hardly a byte: so much memory can requests take, for
     so long can they keep others out. A client that takes no byte for ``stall_timeout_s`` has
-    left. ``heartbeat_s`` is the longest silence on a stream. ``default_max_tokens`` ``None``
-    lets a chat answer grow to the end of the model's context. ``share_caches`` lets one API key
-    reuse what was computed for another, who can then tell by the time whether a prompt was
-    there before. ``model_path`` is the model's directory, empty where it is nobody's business.
+    left. At most ``max_streams`` clients follow the status at once; one that takes nothing for
+    ``stream_stall_s`` is left. ``heartbeat_s`` is the longest silence on an answer's stream.
+    ``default_max_tokens`` ``None`` lets a chat answer grow to the end of the model's context.
+    ``share_caches`` lets one API key reuse what was computed for another, who can then tell by
+    the time whether a prompt was there before. ``model_path`` is the model's directory, empty
+    where it is nobody's business.
     """
 
     hosts: tuple[str, ...] = ()
@@ -34,6 +36,8 @@ class ApiSettings:
     body_timeout_s: float = 60.0
     body_stall_s: float = 10.0
     stall_timeout_s: float = 300.0
+    max_streams: int = 16
+    stream_stall_s: float = 10.0
     heartbeat_s: float = 1.0
     max_choices: int = 8
     default_max_tokens: int | None = None

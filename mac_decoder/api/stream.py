@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from mac_decoder.api import sse
 from mac_decoder.api.choice import Choice, Delta
 from mac_decoder.api.errors import error_body
-from mac_decoder.api.service import Record, Service, merged
+from mac_decoder.api.service import Record, Service
 from mac_decoder.engine.events import (
     Event,
     Failed,
@@ -32,6 +32,7 @@ from mac_decoder.engine.events import (
     Token,
 )
 from mac_decoder.engine.facade import Stream
+from mac_decoder.status.told import merged
 from protocol.errors import BatonError, Cancelled, EngineFault
 
 MAX_BACKLOG = 4096
@@ -144,6 +145,7 @@ class Answer(Response):
         except BatonError as error:
             self._record.broken(error)
             raise
+        self._record.submitted(self._streams)
 
     # -- the two ways to answer
 
@@ -222,6 +224,7 @@ class Answer(Response):
                     continue
                 except StopAsyncIteration:
                     raise self._trouble or _closing() from None
+                self._service.board.touch()
                 if self._trouble is not None:
                     raise self._trouble
                 if index not in self._left:

@@ -12,6 +12,7 @@ import contextlib
 import socket
 from typing import ClassVar
 
+import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mac_decoder.api import sse
@@ -33,6 +34,12 @@ class WatchedProtocol(DeadlineProtocol):
         self._entry = self.custody.opened(transport.get_extra_info("socket").fileno())
         if self._entry is not None:
             self.app = _Noted(self.app, self, self._entry)  # type: ignore[assignment]
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """From here on nobody else could say where the connection stands."""
+        if self._entry is not None:
+            self._entry.owe(Owed.UNKNOWN)
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -17,7 +17,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from mac_decoder.engine.admission import cache_bytes
-from mac_decoder.engine.events import Event, Failed, Finished, Generation, Report
+from mac_decoder.engine.events import (
+    Event,
+    Failed,
+    Finished,
+    Generation,
+    Progress,
+    Report,
+    Token,
+)
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.power import PowerAssertion
 from mac_decoder.engine.prompts import Prompts
@@ -56,6 +64,13 @@ class Stream:
         self.generation = generation
         self.report: Report | None = None
         """Where the prompt came from, from the first token on; also of a cancelled request."""
+        self.progress: Progress | None = None
+        """The latest that was told of its prefill."""
+        self.generated = 0
+        """How many tokens were generated; the first and the last at readings of a clock."""
+        self.first_token_at = self.last_token_at = 0.0
+        self._prefill: tuple[Progress, float] | None = None
+        self._progress_at = 0.0
         self.key = key
         self._leave = leave
         self._events: deque[Event] = deque()
@@ -80,6 +95,22 @@ class Stream:
     def backlog(self) -> int:
         """Events that wait to be taken. Nothing bounds them but ``max_tokens``."""
         return len(self._events)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes from the engine."""
+        return self._closed
+
+    @property
+    def prefilled(self) -> tuple[int, float] | None:
+        """Positions, and the seconds in which whoever prefills now has filled them; ``None``
+        before there was progress twice.
+        """
+        if self._prefill is None or self.progress is None:
+            return None
+        first, began = self._prefill
+        positions = self.progress.processed - first.processed
+        return (positions, self._progress_at - began) if positions > 0 else None
 
     def __aiter__(self) -> Self:
         return self
@@ -111,11 +142,30 @@ class Stream:
         if isinstance(event, Report):
             self.report = event
             return
+        self._note(event)
         self._events.append(event)
         if isinstance(event, (Finished, Failed)):
             self._close()
         else:
             self._wake()
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Progress():
+                self._progress_at = time.monotonic()
+                known = self.progress
+                # Another one may have taken over, from wherever it begins.
+                if not known or known.tier != event.tier or event.processed < known.processed:
+                    self._prefill = event, self._progress_at
+                self.progress = event
+            case Token():
+                self.last_token_at = time.monotonic()
+                self.first_token_at = self.first_token_at or self.last_token_at
+                self.generated += 1
+            case Finished(report=report):
+                self.report = report
+            case _:
+                pass
 
     def _close(self) -> None:
         self._closed = True
@@ -218,6 +268,10 @@ class Engine:
         """
         self._links = (*self._links, link)
         self._worker.post(AddProducer(link))
+
+    def stages(self) -> Mapping[int, str]:
+        """Where requests stand (``request.Stage``), by the keys of their streams."""
+        return self._worker.stages
 
     def cache_status(self) -> dict[str, Any]:
         """What the tiers hold and what reuse gave, in plain JSON types; takes milliseconds."""

@@ -15,7 +15,7 @@ import contextlib
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,7 +136,9 @@ class Limits:
 
 
 class Worker:
-    """The loop and its state. Other threads call :meth:`post` and read ``snapshot``."""
+    """The loop and its state. Other threads call :meth:`post`, and read ``snapshot`` and
+    ``stages``.
+    """
 
     def __init__(
         self,
@@ -163,6 +165,7 @@ class Worker:
         self._owed_s = 0.0
         self._stopping = False
         self.snapshot: dict[str, Any] = {}
+        self.stages: Mapping[int, str] = {}
 
     def post(self, command: Command) -> None:
         """Hand a command to the MLX thread; returns at once."""
@@ -480,7 +483,8 @@ class Worker:
 
     def _publish(self) -> None:
         """Make a new snapshot for :meth:`facade.Engine.status`; the old one stays as it was."""
-        stages = Counter(request.stage.value for request in self._requests.values())
+        self.stages = {key: request.stage.value for key, request in self._requests.items()}
+        stages = Counter(self.stages.values())
         self.snapshot = {
             "requests": {stage.value: stages.get(stage.value, 0) for stage in Stage},
             "groups": self._groups.sizes,

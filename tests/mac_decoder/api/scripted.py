@@ -77,6 +77,9 @@ class ScriptedEngine:
     def status(self) -> dict[str, Any]:
         return {"ready": self.is_ready, **self.figures}
 
+    def stages(self) -> dict[int, str]:
+        return {}
+
     def counters(self) -> dict[str, int]:
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -89,6 +90,11 @@ def echoes(connection: ClientConnection) -> bool:
         return connection.recv(timeout=10) == "hello"
 
 
+def refusal_of(error: InvalidStatus) -> tuple[int, str]:
+    """The status and the code: the same that HTTP gives."""
+    return error.response.status_code, json.loads(error.response.body)["error"]["code"]
+
+
 @pytest.mark.parametrize(
     ("name", "origin"),
     [
@@ -124,7 +130,7 @@ def test_a_page_of_another_site_gets_no_websocket(
     own = None if origin is None else Origin(origin)
     with pytest.raises(InvalidStatus) as caught:
         open_to_all.connect(f"ws://{name}/any", origin=own)
-    assert caught.value.response.status_code == 403
+    assert refusal_of(caught.value) == (403, reason)
     assert open_to_all.refusals.counts[reason] == before + 1
     assert open_to_all.route.reached == reached
 
@@ -140,7 +146,7 @@ def test_a_websocket_without_a_key_is_refused(
     headers = {} if given is None else {"Authorization": given}
     with pytest.raises(InvalidStatus) as caught:
         locked.connect(f"ws://localhost{target}", additional_headers=headers)
-    assert caught.value.response.status_code == 403
+    assert refusal_of(caught.value) == (401, "invalid_api_key")
     assert locked.refusals.counts["invalid_api_key"] == before + 1
     assert locked.route.reached == reached
 

@@ -1,0 +1,34 @@
+"""The messages of ``/status/stream`` as JSON Schema, for clients in any language.
+
+``docs/status.schema.json`` is what ``python -m protocol.status`` prints; a test compares them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from protocol.status.stream import Message
+
+_FIGURE: Final = [
+    {"properties": {"value": {"type": "number"}, "basis": {"enum": ["measured", "estimated"]}}},
+    {"properties": {"value": {"type": "null"}, "basis": {"const": "unavailable"}}},
+]
+"""What ``Figure`` checks beyond its types."""
+
+
+def schema() -> dict[str, Any]:
+    """The schema: any message at the top, its parts (``Snapshot`` among them) under ``$defs``."""
+    found = msgspec.json.schema(Message)
+    found["$defs"]["Figure"]["oneOf"] = _FIGURE
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Baton: messages of /status/stream, version 1",
+    }
+    return head | found
+
+
+def text() -> str:
+    """The schema as the file has it."""
+    return msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode() + "\n"
