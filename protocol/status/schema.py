@@ -21,7 +21,11 @@ _FIGURE: Final = [
 def schema() -> dict[str, Any]:
     """The schema: any message at the top, its parts (``Snapshot`` among them) under ``$defs``."""
     found = msgspec.json.schema(Message)
-    found["$defs"]["Figure"]["oneOf"] = _FIGURE
+    parts = found["$defs"]
+    parts["Figure"]["oneOf"] = _FIGURE
+    for component in parts["Identity"]["properties"].values():
+        # The regular expressions of JSON Schema are JavaScript's, which has no \A and \Z.
+        component["pattern"] = component["pattern"].replace(r"\A", "^").replace(r"\Z", "$")
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Baton: messages of /status/stream, version 1",
