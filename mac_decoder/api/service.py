@@ -29,8 +29,9 @@ from mac_decoder.status.journal import Begun, Ending, Journal
 from mac_decoder.status.told import merged, source
 from protocol import releases
 from protocol.errors import BatonError, Cancelled, EngineFault, RequestError
-from protocol.status.snapshot import Decoder, Outcome
+from protocol.status.snapshot import Cache, Decoder, Nodes, Outcome
 from protocol.status.snapshot import Door as DoorSection
+from protocol.status.snapshot import Engine as EngineSection
 
 log = logging.getLogger("mac_decoder.api")
 
@@ -76,17 +77,18 @@ class Service:
         self.engine = engine
         self.served_name = served_name
         self.settings = settings
-        self.metrics = Metrics(engine.counters, self.door)
+        self._text: TokenText | None = None
+        self._making_text = asyncio.Lock()
+        self.metrics = Metrics(engine.counters, self.door, self._sections)
         self.created = int(time.time())
         self.address = address
         self.journal = Journal()
         self.board = Board(engine, self.journal, self._decoder, self._door)
         self._process = secrets.token_hex(8)
         self._started_at = round(time.time(), 3)
+        self.metrics.started.set(self._started_at)
         self._versions = versions()
         self._began = time.monotonic()
-        self._text: TokenText | None = None
-        self._making_text = asyncio.Lock()
 
     @property
     def loaded(self) -> LoadedModel:
@@ -108,6 +110,12 @@ class Service:
         return EngineFault(
             message, reason="engine_not_ready", hint="try again when /ready answers with 200"
         )
+
+    def _sections(self) -> tuple[EngineSection, Nodes, Cache]:
+        """What changes by itself. Any thread."""
+        told = self.engine.status()
+        found = sections.engine(told, loaded=self._text is not None)
+        return found, sections.nodes(told), sections.cache(self.engine.cache_status())
 
     def _decoder(self) -> Decoder:
         """Who this is. A model that was loaded is told of also once it cannot answer any more."""
@@ -275,7 +283,9 @@ class Record:
             told,
         )
         self._count(ending)
-        self.service.journal.ended(self.id, self.route, self.streamed, ending)
+        finished = self.service.journal.ended(self.id, self.route, self.streamed, ending)
+        if finished is not None and finished.tokens_per_s.value is not None:
+            self.service.metrics.decode.observe(finished.tokens_per_s.value)
         self.service.board.touch()
         log.info("%s", msgspec.json.encode(self._line(ending)).decode())
 

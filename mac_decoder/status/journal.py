@@ -78,35 +78,36 @@ class Journal:
         """The engine has the request."""
         self._in_hand[request.id] = request
 
-    def ended(self, name: str, route: str, streamed: bool, ending: Ending) -> None:
+    def ended(self, name: str, route: str, streamed: bool, ending: Ending) -> Finished | None:
         """A request has ended, whether or not the engine had it.
 
-        What was refused before it came to the engine is counted, and takes nobody's place.
+        What was refused before it came to the engine is counted, and takes nobody's place:
+        then ``None`` is returned.
         """
         self._outcomes[ending.outcome] += 1
         begun = self._in_hand.pop(name, None)
         if begun is None and ending.outcome != "failed":
-            return
+            return None
         streams = () if begun is None else begun.streams
         decode_ms, speed = _decoding(streams)
-        self._finished.appendleft(
-            Finished(
-                id=name,
-                route=route,
-                streamed=streamed,
-                outcome=ending.outcome,
-                code=ending.code,
-                ended_at=round(ending.ended_at, 3),
-                prompt_tokens=ending.prompt_tokens,
-                generated_tokens=ending.generated_tokens,
-                finish_reasons=ending.finish_reasons,
-                total_ms=measured(round(ending.total_ms, 3)),
-                decode_ms=decode_ms,
-                tokens_per_s=speed,
-                served=None if ending.told is None else served(ending.told),
-            )
+        finished = Finished(
+            id=name,
+            route=route,
+            streamed=streamed,
+            outcome=ending.outcome,
+            code=ending.code,
+            ended_at=round(ending.ended_at, 3),
+            prompt_tokens=ending.prompt_tokens,
+            generated_tokens=ending.generated_tokens,
+            finish_reasons=ending.finish_reasons,
+            total_ms=measured(round(ending.total_ms, 3)),
+            decode_ms=decode_ms,
+            tokens_per_s=speed,
+            served=None if ending.told is None else served(ending.told),
         )
+        self._finished.appendleft(finished)
         self._recent = Recent(tuple(self._finished))
+        return finished
 
     def recent(self) -> Recent:
         """The requests that have ended; the same object while none has ended since."""

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from mac_decoder.api.door import Door
 from mac_decoder.api.metrics import Metrics
 from mac_decoder.engine.events import Report
+from mac_decoder.status import sections
 from tests.mac_decoder.api.answers import chat, refused, text
 from tests.mac_decoder.api.recital import Recital
 
@@ -105,7 +106,8 @@ def test_one_line_is_logged_for_a_request_and_none_of_its_text(
 
 def test_fallbacks_are_counted_by_their_reason_and_choices_are_not() -> None:
     """``producer_busy`` is a producer's refusal; what was chosen by rates has other codes."""
-    metrics = Metrics(dict, Door())
+    nothing = sections.engine({}, loaded=False), sections.nodes({}), sections.cache({})
+    metrics = Metrics(dict, Door(), lambda: nothing)
     phases = {"queue": 1.0}
     fallen = ("above_threshold", "producer_busy")
     metrics.count_report(Report("local", 0, 7, 0, 12.5, phases, fallen, fallback=True))
