@@ -23,7 +23,7 @@ from tests.contexts import decoder_context
 from tests.gb10_producer.peer import Peer
 from tests.gb10_producer.producer import wait_until
 from tests.gb10_producer.registered import MAC, STUDIO, kept_of, record_of
-from tests.gb10_producer.test_node import producer
+from tests.gb10_producer.test_node import producer, refused
 from trust.acceptance import accept
 from trust.peers import Peers
 
@@ -121,25 +121,18 @@ def test_a_stop_while_a_code_is_shown_is_one(tmp_path: Path) -> None:
         assert gb10.process.wait(5.0) == 0
 
 
-def test_nobody_paired_is_refused_off_loopback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--no-supervisor", "--synthetic", "muse-glimmer", "--state-dir", str(tmp_path)]
-    assert main([*words, "--secrets", "file", "--port", "0"]) == EXIT_CONFIG
-    said = capsys.readouterr().err
+def test_nobody_paired_is_refused_off_loopback(tmp_path: Path) -> None:
+    words = ("--synthetic", "muse-glimmer", "--state-dir", str(tmp_path), "--secrets", "file")
+    said = refused(*words, key=None)
     assert "pairing_required" in said
     assert "--pair" in said
 
 
-def test_a_pair_port_that_is_taken_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    places = ("--state-dir", str(tmp_path), "--cache-dir", str(tmp_path), "--secrets", "file")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        words = ["--pair", "--pair-port", port, "--host", "127.0.0.1", "--secrets", "file"]
-        words += ["--no-supervisor", "--port", "0", "--cache-dir", str(tmp_path)]
-        assert main([*words, "--state-dir", str(tmp_path)]) == EXIT_CONFIG
-    said = capsys.readouterr().err
+        said = refused("--pair", "--pair-port", port, "--host", "127.0.0.1", *places, key=None)
     assert "port_taken" in said
     assert "--pair-port" in said
 
