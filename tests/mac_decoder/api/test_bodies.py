@@ -19,6 +19,7 @@ from mac_decoder.api import schemas
 from mac_decoder.api.schemas import REFUSED, THREAD_BYTES, ChatRequest, TextRequest, parse
 from protocol.errors import RequestError
 from tests.mac_decoder.api.answers import chat, text
+from tests.ordinary import usual
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -167,7 +168,7 @@ HUGE: dict[str, tuple[type[Any], str, Callable[[int], str], str, str | None]] = 
 }
 
 
-@pytest.mark.parametrize("kind", HUGE)
+@pytest.mark.parametrize("kind", usual(HUGE, ("biases", "messages", "ids", "negative", "nested")))
 def test_a_body_as_long_as_allowed_is_read_soon(kind: str) -> None:
     """Processor time, so that a busy machine fails nothing: about one second is usual."""
     model, start, item, end, field = HUGE[kind]

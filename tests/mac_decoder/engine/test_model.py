@@ -22,7 +22,8 @@ from protocol.checkpoint import read_checkpoint
 from protocol.errors import ConfigError
 from tests import measured_models
 from tests.measured_models import CARRIED, measure, recorded
-from tests.tiny_models import NAMES, THETA
+from tests.ordinary import usual
+from tests.tiny_models import FAMILIES, NAMES, THETA
 
 Fixture = Callable[..., Path]
 
@@ -32,7 +33,7 @@ another BLAS rounds otherwise."""
 NOISE = 2e-5
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", usual(CARRIED, FAMILIES))
 def test_logits_are_those_of_transformers(name: str, checkpoint: Fixture) -> None:
     """And without what Baton tells mlx-lm they are not, silently or with an error."""
     path = checkpoint(name)
