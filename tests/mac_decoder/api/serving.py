@@ -41,6 +41,7 @@ class Server:
         service = Service(
             self.engine, MODEL, settings, stored=stored, most_connections=most_connections
         )
+        self.service = service
         self.door = service.door
         config = server_config(create_app(service), service.door, tls=tls)
         self._server = uvicorn.Server(config)
