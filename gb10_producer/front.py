@@ -92,8 +92,10 @@ class Front:
         if self._models is not None:
             self._models.sweep(time.time())
             taking = Taking(self._models, self._succession.received)
-        profile = Profile(self._registry.name, _version(), self._model, self._waits)
+        profile = Profile(self._registry.name, _version(), self._model)
         self._desk = Desk(trust, profile, taking)
+        if self._waits:
+            self._succession.expect(self._show_waiting)
         return self._desk
 
     def open(self, port: int, trust: Trust, stack: ExitStack) -> None:
@@ -118,7 +120,8 @@ class Front:
         while True:
             if self._waits:
                 self._asked.serving.set()
-                self._show(waiting=True)
+                self._succession.expect(self._show_waiting)
+                self._advertise()
                 waits()
                 tell(_WAITING)
                 self._named = self._succession.wait(self._asked.stop)
@@ -128,7 +131,10 @@ class Front:
                 if self._asked.stop.is_set():
                     return None
             try:
-                self._show(waiting=False)
+                if self._named is not None:
+                    self._succession.serve(self._named)
+                self._describe(model=self._model)
+                self._advertise()
                 return make(self._named)
             except (ConfigError, CapacityError) as error:
                 if self._named is None:
@@ -148,10 +154,10 @@ class Front:
             return self._named.name
         return _model_name(self._config)
 
-    def _show(self, *, waiting: bool) -> None:
-        if self._named is not None:
-            self._succession.serve(self._named)
-        self._describe(model=self._model, waiting=waiting)
+    def _show_waiting(self) -> None:
+        self._describe(model="", waiting=True)
+
+    def _advertise(self) -> None:
         if self._advertisement is not None:
             self._advertisement.serve(self._model)
 

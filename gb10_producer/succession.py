@@ -45,15 +45,23 @@ class Succession:
         with self._lock:
             self._serves = model
 
-    def wait(self, stop: threading.Event) -> Path | None:
-        """The next model that comes, which is then to be loaded; ``None`` once ``stop`` is set."""
+    def expect(self, shows: Callable[[], None]) -> None:
+        """From now on the next model that comes is to be loaded; nothing, if that is so already.
+
+        ``shows`` is called if it was not, before anybody can be told that theirs is loaded.
+        """
         with self._lock:
-            self._serves, self._waits = None, True
-            self._came.clear()
+            if not self._waits and not self._came.is_set():
+                self._serves, self._waits = None, True
+                shows()
+
+    def wait(self, stop: threading.Event) -> Path | None:
+        """The expected model, once it has come; ``None`` once ``stop`` is set."""
         while not self._came.is_set():
             if stop.wait(_LOOK_S):
                 return None
         with self._lock:
+            self._came.clear()
             return self._serves
 
     def received(self, model: Path) -> Serving:

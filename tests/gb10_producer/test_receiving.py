@@ -17,8 +17,8 @@ import pytest
 from msgspec import structs
 
 from app.model_stream import Outgoing, outgoing
+from gb10_producer import connection, receiving
 from gb10_producer import control as desk
-from gb10_producer import receiving
 from gb10_producer.control import Desk, Profile, Taking
 from gb10_producer.received import Disk, ReceivedModels
 from gb10_producer.server import Server, bind
@@ -113,6 +113,12 @@ def box(directory: Path, serving: Serving = "kept", **options: object) -> Iterat
             yield Box(producer, peers, models, disk, came)
         finally:
             disk.gate.set()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused is not waited for, as senders here do not look."""
+    monkeypatch.setattr(connection, "_CLOSE_S", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +329,7 @@ def test_a_sender_that_falls_silent_is_given_up(
     with box(tmp_path) as gb10:
         assert refused(lambda: gb10.send(ours, silent)) == "peer_silent"
         wait_until(lambda: visitors(gb10.producer) == 0)
-        monkeypatch.undo()
+        monkeypatch.setattr("protocol.control.STALL_S", 60.0)
         assert gb10.send(ours).name == ours.name
 
 

@@ -12,11 +12,27 @@ FIRST, SECOND = Path("/first"), Path("/second")
 
 
 def waiting(succession: Succession, stop: threading.Event) -> list[Path | None]:
-    """What comes of waiting in another thread, once it waits."""
+    """What comes of waiting in another thread."""
     came: list[Path | None] = []
+    succession.expect(lambda: None)
     threading.Thread(target=lambda: came.append(succession.wait(stop)), daemon=True).start()
-    wait_until(lambda: succession._waits)
     return came
+
+
+def test_what_comes_between_is_not_missed_nor_shown_as_missing() -> None:
+    """Whether it waits already, or only says that it will, and where it says so again."""
+    shown: list[str] = []
+    succession = Succession(fixed=False, restart=None, loads=lambda: shown.append("loads"))
+    succession.expect(lambda: shown.append("waits"))
+    succession.expect(lambda: shown.append("waits"))
+    assert succession.received(FIRST) == "now"
+    succession.expect(lambda: shown.append("waits"))
+    assert succession.wait(threading.Event()) == FIRST
+    assert shown == ["waits", "loads"]
+    succession.expect(lambda: shown.append("waits"))
+    assert succession.received(FIRST) == "now", "it could not be loaded, and comes again"
+    assert succession.wait(threading.Event()) == FIRST
+    assert shown == ["waits", "loads"] * 2
 
 
 def test_the_first_model_that_comes_is_loaded_and_the_next_takes_its_place() -> None:
@@ -47,15 +63,6 @@ def test_where_nobody_would_start_again_or_the_model_was_named_it_is_kept() -> N
     assert alone.received(SECOND) == "kept"
     named = Succession(fixed=True, restart=lambda: None)
     assert named.received(SECOND) == "kept"
-
-
-def test_one_that_could_not_be_loaded_may_come_again() -> None:
-    succession = Succession(fixed=False, restart=None)
-    succession.serve(FIRST)
-    came = waiting(succession, threading.Event())
-    assert succession.received(FIRST) == "now"
-    wait_until(lambda: came)
-    assert came == [FIRST]
 
 
 def test_a_stop_ends_the_wait() -> None:
