@@ -320,7 +320,9 @@ def take_over(descriptor: int) -> tuple[control.Start, socket.socket, socket.soc
             "this process was not started by a supervisor", reason="not_supervised"
         ) from error
     start = control.receive_start(channel)
-    listening = socket.socket(fileno=start.listening_fd)
+    # macOS does not say what protocol a socket has, and asyncio writes without delay where it
+    # says TCP alone: else every second piece of an answer waits for the client's kernel.
+    listening = socket.socket(proto=socket.IPPROTO_TCP, fileno=start.listening_fd)
     for opened in (channel, listening):
         os.set_inheritable(opened.fileno(), False)
     return start, listening, channel

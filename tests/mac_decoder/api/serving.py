@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,11 +11,13 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from mac_decoder import endpoint
 from mac_decoder.api.app import create_app, server_config
 from mac_decoder.api.door import MOST_CONNECTIONS
 from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.service import Service
 from mac_decoder.api.settings import ApiSettings
+from mac_decoder.config import DecoderConfig
 
 T = TypeVar("T")
 
@@ -47,7 +48,8 @@ class Server:
         self._server = uvicorn.Server(config)
         self.run(self.engine.start())
         self.run(service.warm())
-        listening = socket.create_server(("127.0.0.1", 0))
+        # As the decoder does: asyncio sends at once only where the socket says that it is TCP's.
+        listening = endpoint.listen(DecoderConfig(model="none", port=0))
         serving = self._server.serve(sockets=[listening])
         self._serving = asyncio.run_coroutine_threadsafe(serving, self._loop)
         while not self._server.started:
