@@ -180,3 +180,9 @@ def test_handshakes_that_do_not_come_hide_nothing(secured, shown):
         began = time.monotonic()
         assert over_tls(secured, shown).status_code == 503
         assert time.monotonic() - began < 4
+
+
+def test_who_follows_the_status_is_told_why_there_is_none(address: Address) -> None:
+    upgrade = ("Host: localhost", "Connection: Upgrade", "Upgrade: websocket")
+    status, body = get(address, *upgrade, path="/status/stream")
+    assert (status, body["error"]["code"]) == (503, "decoder_starting")
