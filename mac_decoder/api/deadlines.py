@@ -23,6 +23,9 @@ from protocol.errors import RequestError
 _AT_ONCE: Final = 1 << 14
 """Bytes that are taken in one piece. h11's own bound has this size, so no head has twice it."""
 
+_MOST_UNREAD: Final = 4 << 20
+"""Bytes that may wait to be taken by a client that pings: more than any message has."""
+
 _QUIET = logging.getLogger(f"{__name__}.uvicorn")
 """uvicorn has a line for every malformed request, of which anybody can send any number. They
 are counted, and logged now and then."""
@@ -136,6 +139,17 @@ class UpgradedProtocol(WebSocketsSansIOProtocol):
         self._opened_by = opened_by
         self.logger = _QUIET  # uvicorn has a line for each, with what the client sent
         self.conn.logger = _QUIET
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not (self.handshake_initiated or self.transport.is_closing()):
+            # The head came whole. What is no handshake after all would never be answered.
+            self._opened_by.send_400_response("")
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > _MOST_UNREAD:
+            self.transport.abort()  # it asks, and does not read what it is answered
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

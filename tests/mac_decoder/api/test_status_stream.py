@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -19,10 +20,11 @@ import pytest
 import uvicorn
 from starlette.websockets import WebSocket
 from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from mac_decoder.api import status_stream, tls
+from mac_decoder.api import deadlines, status_stream, tls
 from mac_decoder.api.app import server_config
 from mac_decoder.api.deadlines import DeadlineProtocol, UpgradedProtocol
 from mac_decoder.api.door import Door
@@ -367,6 +369,66 @@ def test_what_a_client_does_not_take_is_thrown_away_with_it(
     ):
         until(lambda: len(door.crowd) == 1, 5)
         until(lambda: len(door.crowd) == 0, 5)
+
+
+def test_a_client_that_pings_and_never_reads_is_left(
+    recital: Recital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ping is answered with as many bytes, which nothing else would bound."""
+    monkeypatch.setattr(deadlines, "_MOST_UNREAD", 1 << 16)
+    ping = Frame(Opcode.PING, bytes(125)).serialize(mask=True)
+    with scripted(recital, nothing) as server:
+        deaf = upgraded(server.port)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4000):
+                deaf.sendall(ping * 100)
+        until(lambda: len(server.door.crowd) == 0, 10)
+        deaf.close()
+
+
+HANDSHAKE = (
+    "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def upgraded(port: int) -> socket.socket:
+    """A connection that follows the status, and hardly reads."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect(("127.0.0.1", port))
+    made.sendall(f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}\r\n".encode())
+    assert made.recv(12) == b"HTTP/1.1 101"
+    return made
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"POST /status/stream HTTP/1.1\r\n{HANDSHAKE}Content-Length: 0\r\n",
+        f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}Content-Length: 5\r\n",
+        f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}Transfer-Encoding: chunked\r\n",
+        f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}".replace("-Version: 13", "-Version: 7"),
+        f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}".replace("dGhl", ""),
+        f"GET /status/stream HTTP/1.1\r\n{HANDSHAKE}X: {'x' * 9000}\r\n",
+    ],
+    ids=["post", "length", "chunked", "version", "key", "long line"],
+)
+def test_what_is_no_handshake_after_all_is_refused_and_keeps_no_place(
+    recital: Recital, head: str
+) -> None:
+    """Whoever could leave such a connection open without an answer could leave a thousand."""
+    with (
+        scripted(recital, nothing) as server,
+        socket.create_connection(("127.0.0.1", server.port), 10) as client,
+    ):
+        client.sendall(f"{head}\r\n".encode())
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(1 << 16):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 4")
+        until(lambda: len(server.door.crowd) == 0, 5)
 
 
 @contextmanager
