@@ -92,7 +92,7 @@ def pair(registry: Registry, target: Target, code: Code, name: str, called: str 
     require_name(name)
     if called is not None:
         require_name(called)
-    own, earlier = registry.own(), registry.peers.largest_epoch()
+    own, earlier = registry.own(), registry.peers.epoch_with
     with step(f"pair with {target.host}"):
         found = accept(*target, code, own=own, name=name, earlier_epoch=earlier)
     address = Address(target.host, found.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
@@ -11,6 +12,7 @@ from protocol.errors import BatonError, TransferError
 from protocol.pairing.certificates import OwnCertificate
 from protocol.pairing.code import Code
 from protocol.pairing.exchange import PATIENCE_S, DecoderPairing, Paired
+from protocol.pairing.record import fingerprint
 from trust.calls import call, secure
 from trust.frames import receive_frame, send_frame, send_opening
 from trust.tls import client_context
@@ -21,13 +23,19 @@ _HINT: Final = (
 
 
 def accept(
-    host: str, port: int, code: Code, *, own: OwnCertificate, name: str, earlier_epoch: int = 0
+    host: str,
+    port: int,
+    code: Code,
+    *,
+    own: OwnCertificate,
+    name: str,
+    earlier_epoch: Callable[[bytes], int] = lambda fingerprint: 0,
 ) -> Paired:
     """Pair with the producer at ``host`` and ``port``, which has ``code`` open.
 
     ``own``: this machine's certificate; ``name``: what it is called; ``earlier_epoch``: the
-    largest epoch that it has had. Returns what is to be kept. Raises ``TransferError``:
-    ``producer_unreachable``, ``producer_down`` (nobody listens), ``connect_timeout``,
+    epoch of its pairing with whose certificate has a SHA-256, 0 without one. Returns what is to
+    be kept. Raises ``TransferError``: ``producer_unreachable``, ``producer_down`` (nobody listens), ``connect_timeout``,
     ``tls_failed``, ``connection_lost``, ``peer_silent``; ``ConfigError``
     (``pairing_unreadable``) for a certificate of ours that is none; and what
     ``DecoderPairing`` raises.
@@ -37,12 +45,13 @@ def accept(
     with closing(call(host, port, deadline, start="baton produce --pair")) as sock:
         send_opening(sock, own.certificate, deadline)
         with closing(secure(sock, context, deadline, hint=_HINT)) as wrapped:
+            shown = wrapped.getpeercert(binary_form=True) or b""
             machine = DecoderPairing(
                 code=code,
                 name=name,
                 own=own,
-                peer_certificate=wrapped.getpeercert(binary_form=True) or b"",
-                earlier_epoch=earlier_epoch,
+                peer_certificate=shown,
+                earlier_epoch=earlier_epoch(fingerprint(shown)),
             )
             return _exchange(wrapped, machine)
 

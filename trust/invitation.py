@@ -236,7 +236,7 @@ class Invitation:
                 name=self._name,
                 own=self._own,
                 peer_certificate=announced,
-                epoch=self._peers.largest_epoch() + 1,
+                epoch=self._peers.epoch_with(fingerprint(announced)) + 1,
                 port=self._port,
             )
             machine.start(time.monotonic())

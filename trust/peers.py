@@ -169,9 +169,14 @@ class Peers:
         """
         return self._read(fingerprint.hex())
 
-    def largest_epoch(self) -> int:
-        """The largest epoch of any peer, 0 without one: a new pairing's is larger."""
-        return max((peer.record.epoch for peer in self._found().peers), default=0)
+    def epoch_with(self, fingerprint: bytes) -> int:
+        """The epoch of the pairing with whose certificate has this SHA-256, 0 without one.
+
+        A new pairing's is larger. It is of this pair alone: what one peer says of epochs changes
+        nothing for others.
+        """
+        found = (p.record.epoch for p in self._found().peers if p.fingerprint == fingerprint)
+        return next(found, 0)
 
     def require_usable(self) -> None:
         """Raise now what :meth:`add` would raise later, of the keyring and the directory."""

@@ -53,8 +53,6 @@ from protocol.reasons import PAIRING_REASONS, REASONS, differs, refusal
 PATIENCE_S: Final = 10.0
 """How long each side waits for the other's next message, in seconds."""
 NONCE_BYTES: Final = 32
-LONGEST_JUMP: Final = 1 << 32
-"""How much later an epoch may be than this side's latest: none uses up all that there are."""
 
 _SHARED: Final = (
     "version_unsupported",
@@ -282,10 +280,9 @@ class DecoderPairing(_Exchange):
     ) -> None:
         """``own`` was shown in TLS, and ``peer_certificate`` (DER) was seen there.
 
-        ``earlier_epoch``: the largest epoch that this machine has had; the pairing's will be
-        larger, by no more than ``LONGEST_JUMP``. Raises ConfigError ``name_malformed``,
-        PeerProtocolError ``certificate_unusable``; LocalProtocolError for an epoch that is out
-        of range.
+        ``earlier_epoch``: the largest epoch that this machine has with this producer; the
+        pairing's will be larger. Raises ConfigError ``name_malformed``, PeerProtocolError
+        ``certificate_unusable``; LocalProtocolError for an epoch that is out of range.
         """
         super().__init__(name=name, own=own, peer_certificate=peer_certificate, entropy=entropy)
         if not 0 <= earlier_epoch < MAX_GENERATION:
@@ -317,8 +314,8 @@ class DecoderPairing(_Exchange):
         return self._on_confirmed(message)
 
     def _on_answer(self, message: PairAnswer, raw: bytes) -> None:
-        if not self._earlier < message.epoch <= self._earlier + LONGEST_JUMP:
-            expected = f"above {self._earlier}, by at most {LONGEST_JUMP}"
+        if message.epoch <= self._earlier:
+            expected = f"above {self._earlier}"
             raise differs("epoch_not_later", "epoch", message.epoch, expected)
         keys = self._derive(self._guess, message.element, self._hello, raw)
         self._keys, self._epoch, self._peer_name = keys, message.epoch, message.name
@@ -355,8 +352,8 @@ class ProducerPairing(_Exchange):
     ) -> None:
         """``codes``: the one object of this producer. Certificates: as the decoder's side.
 
-        ``epoch``: larger than all that this machine has had; the pairing's is this, or a
-        larger one if the decoder has had larger ones. ``port``: where handoffs are served.
+        ``epoch``: larger than all that this machine has with this decoder; the pairing's is
+        this, or a larger one if the decoder has larger ones. ``port``: where handoffs are served.
         Raises like :class:`DecoderPairing`.
         """
         super().__init__(name=name, own=own, peer_certificate=peer_certificate, entropy=entropy)
@@ -380,9 +377,8 @@ class ProducerPairing(_Exchange):
         return self._on_confirm(message)
 
     def _on_hello(self, message: PairHello, raw: bytes) -> None:
-        most = min(self._least_epoch + LONGEST_JUMP, MAX_GENERATION) - 1
-        if message.earlier > most:
-            raise differs("epoch_not_later", "earlier", message.earlier, f"at most {most}")
+        if message.earlier >= MAX_GENERATION:
+            raise differs("epoch_not_later", "earlier", message.earlier, f"below {MAX_GENERATION}")
         self._epoch = max(self._least_epoch, message.earlier + 1)
         self._peer_name = message.name
         assert self._code is not None

@@ -104,9 +104,14 @@ def test_each_code_pairs_one_machine_and_epochs_grow(tmp_path: Path) -> None:
         first = producer.call(code)
         assert producer.invitation.left_s() == 0
         assert reason(producer.call, code, STRANGER) == "pairing_closed"
-        second = producer.call(producer.invitation.open(), STRANGER)
-        third = producer.call(producer.invitation.open(), earlier_epoch=41)
-        assert [one.record.epoch for one in (first, second, third)] == [1, 2, 42]
+        asked: list[bytes] = []
+        second = producer.call(
+            producer.invitation.open(), earlier_epoch=lambda known: asked.append(known) or 41
+        )
+        assert asked == [fingerprint(first.record.peer_certificate)]
+        # What one says of epochs changes nothing for another.
+        third = producer.call(producer.invitation.open(), STRANGER)
+        assert [one.record.epoch for one in (first, second, third)] == [1, 42, 1]
         assert len(producer.peers.all().peers) == 2, "the first machine's pairing was replaced"
         assert producer.peers.by_fingerprint(fingerprint(DECODER.certificate)) is not None
         assert len({one.record.key for one in (first, second, third)}) == 3

@@ -287,13 +287,13 @@ def test_what_another_process_does_while_all_is_read_is_a_change_after_it(
     assert other.all().peers == (kept,)
 
 
-def test_the_largest_epoch_is_of_all_peers(peers: Peers) -> None:
-    assert peers.largest_epoch() == 0
+def test_epochs_are_of_a_pair(peers: Peers) -> None:
+    assert peers.epoch_with(peer(0).fingerprint) == 0
     peers.add(peer(0, epoch=7))
     peers.add(peer(1, epoch=3))
-    assert peers.largest_epoch() == 7
+    assert [peers.epoch_with(peer(n).fingerprint) for n in (0, 1)] == [7, 3]
     peers.remove(peer(0).fingerprint)
-    assert peers.largest_epoch() == 3
+    assert peers.epoch_with(peer(0).fingerprint) == 0
 
 
 def test_what_would_stop_a_new_peer_is_told_before(directory: Path) -> None:
