@@ -6,10 +6,14 @@ computed; from there it grows, by how much depends on the model, but from each l
 by little. A mistake begins with a jump. So there are three rules, each with a bound by dtype:
 
 first   no row of the first attention layer is far off; behind recurrent layers, which smear
-        single differences over all later rows, its median row is not
-growth  the median row of each later attention layer is not much farther off than that of any
-        before: a router that takes another expert here and there moves single rows, not this
-worst   nor is it as far off as what has nothing to do with it; nor are states
+        single differences over all later rows, no stretch is
+growth  no stretch of a later attention layer is much farther off than one of any layer before
+worst   nor is it as far off as what has nothing to do with it
+
+A stretch is some consecutive rows, and as far off as the median of them: a router that takes
+another expert here and there moves single rows, while a mistake moves all from some position on.
+What is no number is no rounding, wherever it is. States after the first layer are not compared
+but in formats whose rounding leaves something to compare.
 
 Where the bounds come from: `docs/qualification.md`.
 """
@@ -35,6 +39,9 @@ _GROWTH: Final = 4.0
 _GROWTH_BEHIND: Final = 10.0
 """Behind recurrent layers since the last attention layer."""
 
+STRETCH: Final = 64
+"""Rows that are taken together; every second one begins in the middle of another."""
+
 _SMALL: Final = 0.1
 """Rows much smaller than the others are what is left of larger numbers, with their rounding."""
 
@@ -42,19 +49,21 @@ _ROLES: Final = {KEY: "keys", VALUE: "values"}
 
 
 class Bound(NamedTuple):
-    """What rounding can explain. ``slack`` comes on top of what a layer may grow by."""
+    """What rounding can explain. ``slack`` comes on top of what a layer may grow by; ``state`` is
+    ``None`` where anything can be.
+    """
 
     first: float
     behind: float
     slack: float
     worst: float
-    state: float
+    state: float | None
 
 
 BOUNDS: Final[dict[Dtype, Bound]] = {
     "float32": Bound(first=1e-4, behind=1e-3, slack=1e-4, worst=5e-3, state=2e-2),
     "float16": Bound(first=5e-3, behind=3e-2, slack=3e-3, worst=0.1, state=0.5),
-    "bfloat16": Bound(first=4e-2, behind=0.15, slack=2e-2, worst=0.6, state=2.0),
+    "bfloat16": Bound(first=4e-2, behind=0.15, slack=2e-2, worst=0.8, state=None),
 }
 """By the dtype of rows, which both sides have."""
 
@@ -83,7 +92,8 @@ def distance(layout: Layout, found: Rows, expected: Rows) -> Distance:
     ``expected`` has the same places and sizes. Raises ``IntegrityError`` (``rows_not_finite``)
     where this decoder's own are no numbers.
     """
-    return max(_distances(layout, found, expected), key=lambda one: one.excess)
+    all_of_them = _distances(layout, found, expected)
+    return max(all_of_them, key=lambda one: one.excess, default=Distance(0.0, 1.0, "nothing"))
 
 
 def bound_of(layout: Layout) -> Bound:
@@ -100,7 +110,7 @@ def bound_of(layout: Layout) -> Bound:
 def _distances(layout: Layout, found: Rows, expected: Rows) -> Iterator[Distance]:
     bound = bound_of(layout)
     so_far: float | None = None
-    """The farthest median row of the attention layers before; none before the first."""
+    """The farthest stretch of the attention layers before; none before the first."""
     behind = False
     """Whether a recurrent layer stands between."""
     for index, layer in enumerate(layout.layers):
@@ -111,8 +121,10 @@ def _distances(layout: Layout, found: Rows, expected: Rows) -> Iterator[Distance
                     parts = state.shape[0]
                     apart = _apart(found[place], expected[place], state.dtype, parts)
                     where = f"layer {index}, state {number}"
+                    yield from _no_numbers(apart, where)
                     allowed = bound.state if index else bound.first
-                    yield Distance(float(np.median(apart)), allowed, where)
+                    if allowed is not None:
+                        yield Distance(float(np.median(apart)), allowed, where)
             behind = True
             continue
         here = 0.0
@@ -122,16 +134,30 @@ def _distances(layout: Layout, found: Rows, expected: Rows) -> Iterator[Distance
                 continue
             rows = expected[place].nbytes // row_bytes(layer, role)
             apart = _apart(found[place], expected[place], layer.dtype, rows)
-            median, where = float(np.median(apart)), f"layer {index}, {called}"
+            where = f"layer {index}, {called}"
+            yield from _no_numbers(apart, where)
+            stretch = _worst_stretch(apart)
             if so_far is None:
-                most = median if behind else float(apart.max())
+                most = stretch if behind else float(apart.max())
                 yield Distance(most, bound.behind if behind else bound.first, where)
             else:
                 growth = _GROWTH_BEHIND if behind else _GROWTH
-                yield Distance(median, min(growth * so_far + bound.slack, bound.worst), where)
-            here = max(here, median)
+                yield Distance(stretch, min(growth * so_far + bound.slack, bound.worst), where)
+            here = max(here, stretch)
         # Not less than rounding to this dtype: two frameworks may agree to the bit in one layer.
         so_far, behind = max(so_far or bound.first / 10, here), False
+
+
+def _worst_stretch(apart: NDArray[np.float64]) -> float:
+    """The median of the farthest stretch; the last one ends with the last row."""
+    last = max(0, len(apart) - STRETCH)
+    starts = [*range(0, last, STRETCH // 2), last]
+    return max(float(np.median(apart[start : start + STRETCH])) for start in starts)
+
+
+def _no_numbers(apart: NDArray[np.float64], where: str) -> Iterator[Distance]:
+    if apart.max() >= NO_NUMBER:
+        yield Distance(NO_NUMBER, 1.0, where)
 
 
 def _apart(

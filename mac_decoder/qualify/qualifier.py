@@ -85,6 +85,9 @@ class Qualifier:
         try:
             while True:
                 gates = self._gates()
+                self._not_before = {
+                    gate: when for gate, when in self._not_before.items() if gate in gates
+                }
                 for gate in [*tasks]:
                     if tasks[gate].done():
                         self._ended(gate, tasks.pop(gate))

@@ -23,6 +23,8 @@ from tests.gb10_producer.peer import KEY
 from tests.gb10_producer.producer import running
 
 TILE = 64
+MOST = 400
+"""Tokens of the longest probe in tests; windows of tiny models are 32."""
 FINGERPRINT = b"f" * 32
 Lie = Callable[[TorchPrefiller], Prefiller]
 
@@ -104,6 +106,39 @@ def bytes_of_another_format(prefiller: TorchPrefiller) -> Prefiller:
     )
 
 
+def a_window_ignored(prefiller: TorchPrefiller) -> Prefiller:
+    decoder = prefiller._model.decoder
+    decoder.config.sliding_window = 1 << 20
+    for module in _modules(prefiller):
+        if getattr(module, "sliding_window", None):
+            module.sliding_window = 1 << 20
+    return prefiller
+
+
+def a_tile_of_the_middle_wrong(prefiller: TorchPrefiller) -> Prefiller:
+    """In all layers but the first, in one of many tiles."""
+
+    def change(rows: Rows) -> Rows:
+        if rows.index == 0 or rows.first != 2 * TILE:
+            return rows
+        return rows._replace(key=rows.value, value=rows.key)
+
+    return Rewriting(prefiller, change)
+
+
+def no_numbers_at_the_end(prefiller: TorchPrefiller) -> Prefiller:
+    """One row of one layer."""
+
+    def change(rows: Rows) -> Rows:
+        if rows.index != 2 or rows.last < MOST - 1:
+            return rows
+        key = bytearray(rows.key)
+        key[-4:] = b"\xff" * 4
+        return rows._replace(key=memoryview(key))
+
+    return Rewriting(prefiller, change)
+
+
 def no_numbers(prefiller: TorchPrefiller) -> Prefiller:
     """Keys that are NaN, in every layer."""
     return Rewriting(
@@ -118,7 +153,10 @@ LIES: Final[dict[str, Lie]] = {
         a_shifted_position,
         a_window_off_by_one,
         a_dropped_layer,
+        a_window_ignored,
+        a_tile_of_the_middle_wrong,
         keys_and_values_swapped,
+        no_numbers_at_the_end,
     )
 }
 

@@ -45,9 +45,9 @@ def rows() -> dict[tuple[int, int], np.ndarray]:
     }
 
 
-def changed(off: Mapping[int, Sequence[float]]) -> float:
-    """The excess of three layers of five rows of keys, each off by what ``off`` says of a layer."""
-    own = np.ones((5, 8), np.float32)
+def changed(off: Mapping[int, Sequence[float] | np.ndarray]) -> float:
+    """The excess of three layers of keys, each row off by what ``off`` says of a layer."""
+    own = np.ones((len(next(iter(off.values()), [0])), 8), np.float32)
     expected = {(index, role): own.view(np.uint8).ravel() for index in range(3) for role in (0, 1)}
     found = dict(expected)
     for index, by in off.items():
@@ -79,6 +79,24 @@ def test_later_single_rows_do_not_and_what_most_are_off_by_may_grow() -> None:
     assert changed({1: [1.1 * BOUND.worst] * 5}) > 10.0
 
 
+@pytest.mark.parametrize("wrong", [range(33), range(100, 149), range(367, 400)])
+def test_a_stretch_of_wrong_rows_is_enough(wrong: range) -> None:
+    """A mistake that begins at some position is one of those rows alone."""
+    off = np.zeros(400)
+    off[wrong] = 1.0
+    assert changed({1: off}) > 10.0
+    off[wrong[:25]] = 0.0
+    assert changed({1: off}) == 0.0
+
+
+def test_one_number_that_is_none_is_enough() -> None:
+    off = np.zeros(400)
+    off[7] = np.nan
+    assert changed({2: off}) == NO_NUMBER
+    off[7] = np.inf
+    assert changed({2: off}) == NO_NUMBER
+
+
 def test_behind_recurrent_layers_the_median_row_counts() -> None:
     state = np.ones(3, np.float32).view(np.uint8)
     bound = BOUNDS["bfloat16"]
@@ -95,11 +113,19 @@ def test_behind_recurrent_layers_the_median_row_counts() -> None:
     found = expected | {(3, KEY): other.view(np.uint8).ravel()}
     least = 10 * bound.first / 10 + bound.slack
     assert distance(SMEARED, found, expected) == (1.0, pytest.approx(least), "layer 3, keys")
-    # Of states the first ones say most.
+    # Of states the first ones alone say something in this format; but numbers they are.
     off = (np.ones(3, np.float32) * 1.5).view(np.uint8)
     first = distance(SMEARED, expected | {(0, STATE): off}, expected)
     assert first == (0.5, bound.first, "layer 0, state 0")
-    assert distance(SMEARED, expected | {(2, STATE): off}, expected).excess == 0.25
+    assert distance(SMEARED, expected | {(2, STATE): off}, expected).excess == 0.0
+    off = np.array([1, 1, np.nan], np.float32).view(np.uint8)
+    assert not distance(SMEARED, expected | {(2, STATE): off}, expected).explained
+    # In float32 they do.
+    layout = Layout((DEEP_LAYOUT.layers[0], LAYOUT.layers[2]))
+    rows = {(0, role): np.ones(8, np.float32).view(np.uint8) for role in (0, 1)}
+    rows[1, STATE] = state
+    off = (np.ones(3, np.float32) * 1.5).view(np.uint8)
+    assert distance(layout, rows | {(1, STATE): off}, rows) == (0.5, 2e-2, "layer 1, state 0")
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0), (2, STATE)])
