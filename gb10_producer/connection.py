@@ -179,8 +179,7 @@ class Connection:
         self._wire.wake()
 
     def make_room(self) -> None:
-        """End a handshake at once: others want to begin theirs. Any thread."""
-        self.stopping.set()
+        """End a handshake at once, whatever it waits for; it is stopping. Any thread."""
         self._wire.cut()
 
     def reconsider(self) -> None:

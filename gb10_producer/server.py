@@ -23,7 +23,7 @@ from gb10_producer.trust import Admitted, Trust
 from gb10_producer.wire import Rejection, Wire
 from protocol.control import PATH as CONTROL_PATH
 from protocol.deadlines import Timing
-from protocol.errors import CapacityError, ConfigError
+from protocol.errors import CapacityError, ConfigError, TransferError
 from protocol.reasons import WITHOUT_MODEL
 
 log = logging.getLogger(__name__)
@@ -187,13 +187,18 @@ class Server:
             connection.reconsider()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
+        oldest = None
         with self._lock:
             crowd = [one for one in self._strangers if not one.stopping.is_set()]
             flooded = len(self._strangers) >= 2 * _STRANGERS
-        if len(crowd) >= _STRANGERS:
-            # Who knows the key proves it within milliseconds; the oldest does not.
-            log.warning("handshake ended: there are too many", extra={"peer": crowd[0].peer})
-            crowd[0].make_room()
+            if len(crowd) >= _STRANGERS:
+                # Who knows the key proves it within milliseconds; the oldest does not. It is
+                # told under the lock: nobody can be let in any more then.
+                oldest = crowd[0]
+                oldest.stopping.set()
+        if oldest is not None:
+            log.warning("handshake ended: there are too many", extra={"peer": oldest.peer})
+            oldest.make_room()
         if flooded:
             log.warning("connection refused: too many handshakes", extra={"peer": peer})
             sock.close()
@@ -261,6 +266,8 @@ class Server:
     ) -> None:
         """It is no stranger any more."""
         with self._lock:
+            if connection.stopping.is_set():
+                raise TransferError("The handshake was ended.", reason="handshake_refused")
             if len(to) >= most:
                 raise CapacityError(
                     "Too many decoders are connected.",

@@ -393,16 +393,16 @@ NAMES: dict[str, Callable[[], Any]] = {
     "falcon_h1_norm_groups": lambda: _falcon_h1(mamba_rms_norm=True, mamba_n_groups=2),
     "jamba": _jamba,
 }
-
-_VARIANTS = (
-    *("llama_llama3", "llama_yarn", "llama_linear", "qwen2_window", "gemma3_text_every_4th"),
-    *("exaone4_full", "olmo3_yarn", "mistral_window", "mistral3_mistral", "ministral3"),
-    *("gpt_oss_wide_heads", "deepseek_v3_yarn", "deepseek_v3_dense", "qwen3_5_vision"),
-    *("granitemoehybrid_dense", "granitemoehybrid_rope", "falcon_h1_groups", "falcon_h1_norm"),
-)
-FAMILIES = tuple(name for name in NAMES if name not in _VARIANTS)
-"""One of each architecture, where another only has other parameters."""
 """Name of a checkpoint (an architecture, or an architecture and a variant) -> its model."""
 
 REFUSED = ("granitemoehybrid_groups", "falcon_h1_norm_groups", "jamba")
 """Names that Baton refuses."""
+
+_VARIANTS = (
+    *("qwen2_window", "gemma3_text_every_4th", "exaone4_full", "olmo3_yarn", "ministral3"),
+    *("mistral3_mistral", "gpt_oss_wide_heads", "deepseek_v3_yarn", "deepseek_v3_dense"),
+    *("qwen3_5_vision", "granitemoehybrid_dense", "granitemoehybrid_rope", "falcon_h1_groups"),
+    "falcon_h1_norm",
+)
+FAMILIES = tuple(name for name in NAMES if name not in (*_VARIANTS, *REFUSED))
+"""One of each architecture, kind of RoPE and of window; others only have other parameters."""

@@ -36,8 +36,8 @@ def accept(
     ``own``: this machine's certificate; ``name``: what it is called; ``earlier_epoch``: the
     epoch of its pairing with whose certificate has a SHA-256, 0 without one. Returns what is to
     be kept. Raises ``TransferError``: ``producer_unreachable``, ``producer_down`` (nobody
-    listens), ``connect_timeout``, ``tls_failed``, ``connection_lost``, ``peer_silent``; ``ConfigError``
-    (``pairing_unreadable``) for a certificate of ours that is none; and what
+    listens), ``connect_timeout``, ``tls_failed``, ``connection_lost``, ``peer_silent``;
+    ``ConfigError`` (``pairing_unreadable``) for a certificate of ours that is none; and what
     ``DecoderPairing`` raises.
     """
     context = client_context(own.certificate, own.private_key)
