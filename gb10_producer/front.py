@@ -4,6 +4,7 @@ and which model it is that it serves.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from gb10_producer import logs
 from gb10_producer.advertise import Advertisement, addresses_of
+from gb10_producer.attempts import MOST, Attempt, forget, unended
 from gb10_producer.beginnings import received_models
 from gb10_producer.config import ProducerConfig
 from gb10_producer.control import Desk, Profile, Taking
@@ -25,8 +27,11 @@ from gb10_producer.succession import Succession
 from gb10_producer.trust import RegistryTrust, Trust
 from gb10_producer.welcome import Welcome, tell
 from protocol import releases
+from protocol.control.messages import Serving
 from protocol.errors import EXIT_START_AGAIN, CapacityError, ConfigError
 from trust.peers import Peer
+
+log = logging.getLogger(__name__)
 
 _Loaded = TypeVar("_Loaded")
 
@@ -40,17 +45,24 @@ def say_paired(name: str) -> None:
     print(f"paired {name}", flush=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """What ends a producer, and whether it looks at it.
 
     ``stop``: it is to end, or ``again``: its place is to be taken by another. While ``serving``
-    is not set, a model is loaded and nothing looks.
+    is not set, a model is loaded and nothing looks; ``attempt`` is that load, where the model
+    was received.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
     serving: threading.Event = field(default_factory=threading.Event)
     again: threading.Event = field(default_factory=threading.Event)
+    attempt: Attempt | None = None
+
+    def withdraw(self) -> None:
+        """Whoever asks for a stop while a model is loaded says nothing against the model."""
+        if self.attempt is not None:
+            self.attempt.withdraw()
 
     def restart(self) -> None:
         """Have another process take this one's place."""
@@ -68,14 +80,19 @@ class Front:
         takes = registry is not None and config.synthetic is None
         self._models = received_models(config) if takes else None
         self._named = None
+        self._failed: Path | None = None
+        self._given_up = False
         if config.unnamed and self._models is not None:
             self._named = self._models.last()
+        if self._named is not None and unended(self._named) >= MOST:
+            self._named, self._failed, self._given_up = None, self._named, True
         supervised = config.lifeline_fd is not None
         self._succession = Succession(
             fixed=not config.unnamed,
             restart=asked.restart if supervised else None,
-            loads=lambda: self._describe(waiting=False),
+            loads=lambda: self._describe(model="", waiting=False),
         )
+        self._supervised = supervised
         self._desk: Desk | None = None
         self._advertisement: Advertisement | None = None
 
@@ -91,7 +108,7 @@ class Front:
         taking = None
         if self._models is not None:
             self._models.sweep(time.time())
-            taking = Taking(self._models, self._succession.received)
+            taking = Taking(self._models, self._received)
         profile = Profile(self._registry.name, _version(), self._model)
         self._desk = Desk(trust, profile, taking)
         if self._waits:
@@ -109,39 +126,96 @@ class Front:
             shown.start()
 
     def load(
-        self, make: Callable[[Path | None], _Loaded], waits: Callable[[], None]
+        self,
+        make: Callable[[Path | None, Callable[[], None]], _Loaded],
+        waits: Callable[[], None],
+        drop: Callable[[], None] = lambda: None,
     ) -> _Loaded | None:
-        """What ``make`` makes of the model, once there is one; ``None`` if a stop comes before.
+        """What ``make`` makes of the model, once there is one; ``None`` if it is to end before.
 
-        ``make`` is given what was received, ``None`` for what the configuration names; ``waits``
-        is called when there is none, each time. Raises what ``make`` does, but for a received
-        model's ``ConfigError`` and ``CapacityError``: another one is waited for then.
+        ``make`` is given what was received, ``None`` for what the configuration names, and is to
+        call its second argument before it takes memory for it. ``waits`` is called when there is
+        no model, each time; ``drop`` frees what a model has taken that came to nothing.
+
+        Raises what ``make`` does, but for a received model's ``ConfigError`` and
+        ``CapacityError``. Where the model had taken no memory yet, or nobody would start this
+        process again, another model is waited for here; else by the process that takes this
+        one's place (see ``status``), which finds the memory as it was.
         """
         while True:
-            if self._waits:
-                self._asked.serving.set()
-                self._succession.expect(self._show_waiting)
-                self._advertise()
-                waits()
-                tell(_WAITING)
-                self._named = self._succession.wait(self._asked.stop)
-                if self._named is None:
-                    return None
-                self._asked.serving.clear()
-                if self._asked.stop.is_set():
-                    return None
+            if self._waits and not self._await(waits):
+                return None
+            if self._named is None:
+                self._show_loading()
+                return make(None, lambda: None)
+            attempt = self._asked.attempt = Attempt(self._named)
+            took = threading.Event()
             try:
-                if self._named is not None:
-                    self._succession.serve(self._named)
-                self._describe(model=self._model)
-                self._advertise()
-                return make(self._named)
+                self._succession.serve(self._named)
+                self._show_loading()
+                attempt.begin()
+                made = make(self._named, took.set)
             except (ConfigError, CapacityError) as error:
-                if self._named is None:
-                    raise
                 # Whoever sent it can send another: nobody has to come to this machine.
                 logs.complain(error)
-                self._named = None
+                log.warning(
+                    "a received model is not served",
+                    extra={"model": self._named.name, "reason": error.reason},
+                )
+            else:
+                attempt.end()
+                return made
+            finally:
+                self._asked.attempt = None
+            self._failed, self._named = self._named, None
+            if took.is_set() and self._supervised:
+                attempt.give_up()
+                self._asked.restart()
+                return None
+            attempt.end()
+            if took.is_set():
+                drop()  # only here: until the error was forgotten, its frames held the model
+
+    def _await(self, waits: Callable[[], None]) -> bool:
+        """Wait for a model; whether there is one now, and no stop."""
+        self._asked.serving.set()
+        if self._given_up:
+            self._say_given_up()
+        self._succession.expect(self._show_waiting)
+        self._advertise()
+        waits()
+        tell(_WAITING)
+        self._named = self._succession.wait(self._asked.stop)
+        if self._named is None:
+            return False
+        self._asked.serving.clear()
+        return not self._asked.stop.is_set()
+
+    def _say_given_up(self) -> None:
+        assert self._failed is not None
+        self._given_up = False
+        name = self._failed.name
+        log.warning("a received model is given up", extra={"model": name, "loads": MOST})
+        logs.complain(
+            ConfigError(
+                f"{name} was received, and is not loaded: it has failed before",
+                reason="model_given_up",
+                field="model",
+                found=name,
+                hint="the log of the starts before says why; send another model, or this one "
+                "again to have it tried again: baton node send, on the Mac",
+            )
+        )
+
+    def _received(self, model: Path) -> Serving:
+        """A model was received; what becomes of it. Any thread."""
+        if model != self._named:
+            forget(model)
+        return self._succession.received(model)
+
+    def _show_loading(self) -> None:
+        self._describe(model=self._model)
+        self._advertise()
 
     @property
     def _waits(self) -> bool:
@@ -155,7 +229,8 @@ class Front:
         return _model_name(self._config)
 
     def _show_waiting(self) -> None:
-        self._describe(model="", waiting=True)
+        failed = "" if self._failed is None else self._failed.name
+        self._describe(model=failed, waiting=True)
 
     def _advertise(self) -> None:
         if self._advertisement is not None:

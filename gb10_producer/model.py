@@ -6,14 +6,16 @@ the frameworks by architecture is named by ``Architecture.torch_tweaks`` and don
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from gb10_producer.prefill import Emit
 from gb10_producer.rope import inverse_frequencies
@@ -29,6 +31,22 @@ _NO_WINDOW: Final = 1 << 20
 
 _FREQUENCY_TOLERANCE: Final = 1e-5
 """Relative: far above what rounding does to a frequency, far below another formula."""
+
+_MISREAD: Final = (
+    StrictDataclassError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+)
+"""What transformers and torch raise of a configuration that they cannot build a model of."""
 
 _NOT_TORCHS: Final = ("quantization", "quantization_config", "quantize_activations")
 """What ``config.json`` says to mlx-lm about the files, and transformers would misread."""
@@ -69,18 +87,20 @@ def load(
 
     ``threads`` bounds torch's CPU threads (default: torch's own); ``progress`` shows a bar on
     stderr. Raises ``ConfigError``: ``device_unavailable``, ``not_enough_memory``,
-    ``architecture_unsupported`` (this transformers does not know it), ``weights_incomplete``,
-    ``weights_unexpected``, ``weights_shape_differs``, ``mlx_format_unsupported``, and what
-    :func:`gb10_producer.weights.open_weights` raises.
+    ``architecture_unsupported`` (this transformers does not know it), ``model_not_buildable``,
+    ``weights_incomplete``, ``weights_unexpected``, ``weights_shape_differs``,
+    ``mlx_format_unsupported``, and what :func:`gb10_producer.weights.open_weights` raises.
     """
     target = choose_device(device)
     compute_exactly(target, threads)
     dtype = DTYPES[checkpoint.dtype]
-    config = _torch_config(checkpoint)
-    with torch.device("meta"):
-        model_class: Any = type(transformers.AutoModel.from_config(config))
+    with _buildable(_MISREAD):
+        config = _torch_config(checkpoint)
+        with torch.device("meta"):
+            model_class: Any = type(transformers.AutoModel.from_config(config))
     with (
         _loading_bar(progress),
+        _buildable((RuntimeError,)),  # what has a shape, and no memory for it
         open_weights(
             checkpoint.weight_files,
             checkpoint.config,
@@ -118,6 +138,33 @@ def _placed(decoder: Any, device: torch.device) -> Any:
             found=device.type,
             hint="use a smaller model, or --device cpu",
         ) from error
+
+
+def give_memory_back() -> None:
+    """What no object holds any more is free for the next model."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _buildable(errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """What the libraries raise of a configuration becomes ``model_not_buildable``."""
+    try:
+        yield
+    except errors as error:
+        raise ConfigError(
+            f"transformers can build no model of config.json ({type(error).__name__}: "
+            f"{_one_line(error)})",
+            reason="model_not_buildable",
+            field="config.json",
+            found=type(error).__name__,
+            hint="fetch or import the model again; its config.json may have been edited",
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:

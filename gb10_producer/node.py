@@ -1,4 +1,4 @@
-"""The producer process: the only place where its concrete objects meet.
+"""The producer process: where what computes, what serves and what shows itself are joined.
 
 Exit status: 0 after a clean shutdown, 75 when the device failed, 78 when configuration, model
 or machine must change before another start can help, 79 when another model is to be served.
@@ -105,9 +105,9 @@ def run(
     logs.configure(config.log_level)
     asked = Asked()
     try:
-        _listen_to_signals(asked.stop, asked.serving)
+        _listen_to_signals(asked)
         if config.lifeline_fd is not None:
-            _watch_lifeline(config.lifeline_fd, asked.stop, asked.serving)
+            _watch_lifeline(config.lifeline_fd, asked)
         if only_pair:
             asked.serving.set()  # nothing is loaded: a stop is looked at
             return pair(config, asked.stop)
@@ -128,7 +128,7 @@ def serve(
     """Serve until a stop is asked for; return the exit status.
 
     Raises ``ConfigError`` and ``CapacityError`` before anybody can connect, and ``EngineFault``
-    from the probe; of a model that was received, the first two only end the wait for another.
+    from the probe; of a model that was received, the first two only begin the wait for another.
     """
     asked = asked or Asked()
     check(config)
@@ -146,7 +146,9 @@ def serve(
             stack.callback(server.stop)
             front.open(listener.getsockname()[1], trust, stack)
         loaded = front.load(
-            lambda model: _computing(config, model, asked), lambda: say_waiting(url)
+            lambda model, begun: _computing(config, model, asked, begun),
+            lambda: say_waiting(url),
+            _drop,
         )
         if loaded is None:
             return front.status()
@@ -194,11 +196,21 @@ def pair(config: ProducerConfig, stop: threading.Event | None = None) -> int:
 
 
 def _computing(
-    config: ProducerConfig, received: Path | None, asked: Asked
+    config: ProducerConfig, received: Path | None, asked: Asked, begun: Callable[[], None]
 ) -> tuple[Source, Device]:
-    """The model that was received, or else the one of ``config``, and what it runs on."""
-    source = _source(config if received is None else replace(config, model=received))
+    """The model that was received, or else the one of ``config``, and what it runs on.
+
+    ``begun`` is called before it takes memory.
+    """
+    source = _source(config if received is None else replace(config, model=received), begun)
     return source, _device(config, source, asked.stop)
+
+
+def _drop() -> None:
+    """A model that was loaded for nothing leaves this process's memory."""
+    from gb10_producer import model as models
+
+    models.give_memory_back()
 
 
 def _device(config: ProducerConfig, source: Source, stop: threading.Event) -> Device:
@@ -233,7 +245,7 @@ def _trust(config: ProducerConfig) -> Trust:
     return trust_from_key_pipe(config.key_fd)
 
 
-def _source(config: ProducerConfig) -> Source:
+def _source(config: ProducerConfig, begun: Callable[[], None]) -> Source:
     if config.synthetic is not None:
         from gb10_producer.synthetic import TILE, Synthetic
 
@@ -241,17 +253,19 @@ def _source(config: ProducerConfig) -> Source:
         prefiller = Synthetic(layout, config.tile or TILE)
         return Source(prefiller, stand_in_identity(layout), MAX_TOKENS, 1 << 32)
     assert config.model is not None
-    return _model_source(config, config.model)
+    return _model_source(config, config.model, begun)
 
 
-def _model_source(config: ProducerConfig, model: Path) -> Source:
+def _model_source(config: ProducerConfig, model: Path, begun: Callable[[], None]) -> Source:
     for remark in releases.require_measured(releases.installed(releases.PRODUCER)):
         log.warning("another release", extra={"remark": remark})
     from protocol.architectures import text_config
-    from protocol.checkpoint import read_checkpoint
+    from protocol.checkpoint import read_checkpoint, well_formed
 
     with logs.progress_bar(f"reading {model.name}") as report:
         checkpoint = read_checkpoint(model, config.cache_path / "digests.json", report)
+    with well_formed():
+        vocabulary = int(text_config(checkpoint.config)["vocab_size"])
     from gb10_producer import model as models
     from gb10_producer.prefill import TorchPrefiller
 
@@ -263,6 +277,7 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
 
     weights = loaded_bytes(checkpoint.nbytes, checkpoint.quantisation, checkpoint.dtype)
     require_room(weights, free(), config.memory_limit, checkpoint.name)
+    begun()
     loaded = models.load(
         checkpoint,
         config.device,
@@ -273,7 +288,7 @@ def _model_source(config: ProducerConfig, model: Path) -> Source:
         TorchPrefiller(loaded, config.tile),
         checkpoint.identity,
         max_tokens=min(checkpoint.max_context, MAX_TOKENS),
-        vocabulary=int(text_config(checkpoint.config)["vocab_size"]),
+        vocabulary=vocabulary,
         weights=weights,
         free=free,
     )
@@ -352,33 +367,34 @@ def _finite(data: memoryview, dtype: Dtype) -> bool:
     return not np.any((numbers & exponent) == exponent)
 
 
-def _listen_to_signals(stop: threading.Event, serving: threading.Event) -> None:
+def _listen_to_signals(asked: Asked) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def asked(number: int, _frame: object) -> None:
-        if stop.is_set():
+    def heard(number: int, _frame: object) -> None:
+        if asked.stop.is_set():
             os._exit(128 + number)  # asked twice: whoever asks does not want to wait
-        _ask_to_stop(stop, serving)
+        _ask_to_stop(asked)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, asked)
+        signal.signal(number, heard)
 
 
-def _watch_lifeline(descriptor: int, stop: threading.Event, serving: threading.Event) -> None:
+def _watch_lifeline(descriptor: int, asked: Asked) -> None:
     """Stop when the other end of the pipe is closed: whoever started this process is gone."""
 
     def watch() -> None:
         with os.fdopen(descriptor, "rb", buffering=0) as pipe:
             while pipe.read(64):
                 pass
-        _ask_to_stop(stop, serving)
+        _ask_to_stop(asked)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def _ask_to_stop(stop: threading.Event, serving: threading.Event) -> None:
+def _ask_to_stop(asked: Asked) -> None:
     """Have ``serve`` return; while it still loads, which takes long, nobody loses anything."""
-    if not serving.is_set():
+    if not asked.serving.is_set():
+        asked.withdraw()
         os._exit(0)
-    stop.set()
+    asked.stop.set()

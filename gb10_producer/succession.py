@@ -1,8 +1,9 @@
 """Which received model a producer serves, and what becomes of another one that comes.
 
 A producer that was started without ``--model`` serves the model that was received last. One that
-has none loads the first that comes; in place of one that is served, another process takes over,
-since no model is ever unloaded from memory that a device has used.
+has none loads the first that comes; in place of one that is served, or that has taken memory and
+could not be, another process takes over: no model is ever unloaded from memory that a device has
+used, where somebody starts this process again.
 """
 
 from __future__ import annotations

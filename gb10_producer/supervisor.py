@@ -2,9 +2,10 @@
 
 A device that fails takes its process with it (exit 75, or a signal from the driver), and a new
 process usually finds it well again. When it does not, as ``protocol.restarts`` counts, the
-supervisor says so and ends. A child that serves another model from now on (79) is started again
-at once, which is no fault. Other exit statuses are the child's last word: 0 was asked for, 78
-needs a person.
+supervisor says so and ends. A child whose place another is to take (79), to serve another model
+or to wait for one with its memory as it was, is started again at once, which is no fault. Other
+exit statuses are the child's last word: 0 was asked for, 78 needs a
+person.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Supervisor:
             if self._asked.is_set():
                 return 0
             if status == EXIT_START_AGAIN:
-                log.info("the producer starts again, with another model")
+                log.info("the producer starts again, for another model")
                 continue
             if status >= 0 and status != EXIT_ENGINE_FAULT:
                 return status

@@ -187,6 +187,29 @@ def test_a_model_that_cannot_be_served_leaves_a_box_that_takes_another(
         assert box.running.process.poll() is None
 
 
+@pytest.mark.soak
+def test_a_model_that_torch_cannot_build_leaves_a_box_that_takes_another(
+    empty: Box, tmp_path: Path, alone: Mac, model: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    config = json.loads((broken / "config.json").read_text())
+    config["pad_token_id"] = config["vocab_size"]
+    (broken / "config.json").write_text(json.dumps(config))
+    said(empty, "waiting")
+    add(empty, alone, "--no-send")
+    told = alone.node("send", "gb10", "--model", str(broken), status=1)
+    assert "model_not_served" in told
+    # The process that took its place does not try it again, and says which it was.
+    until(lambda: "model_given_up" in empty.said)
+    assert "model_not_buildable" in empty.said
+    found = described(alone)
+    assert (found.state, found.model) == ("waiting", "broken")
+    assert sent(alone, model)["serving"] == "now"
+    assert described(alone).state == "ready"
+    assert "failed and is started again" not in empty.said
+
+
 # Interrupted
 
 

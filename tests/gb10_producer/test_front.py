@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from gb10_producer.attempts import MOST, Attempt, unended
 from gb10_producer.config import parse
 from gb10_producer.control import Desk
 from gb10_producer.front import Asked, Front
@@ -33,11 +34,17 @@ class Waiting:
         self.desk: Desk = desk
         self.waited = 0
         self.tries: list[Path | None] = []
+        self.marks: list[int] = []
         self.fails: list[Exception] = []
+        self.takes_memory = False
+        self.dropped = 0
         self.result: list[str | None] = []
 
-    def _make(self, model: Path | None) -> str:
+    def _make(self, model: Path | None, begun: Callable[[], None]) -> str:
         self.tries.append(model)
+        self.marks.append(0 if model is None else unended(model))
+        if self.takes_memory:
+            begun()
         if self.fails:
             raise self.fails.pop()
         return "loaded"
@@ -45,9 +52,12 @@ class Waiting:
     def _waits(self) -> None:
         self.waited += 1
 
+    def _drop(self) -> None:
+        self.dropped += 1
+
     def load(self) -> None:
         """Load at once, in this thread."""
-        self.result.append(self.front.load(self._make, self._waits))
+        self.result.append(self.front.load(self._make, self._waits, self._drop))
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -126,20 +136,90 @@ def test_a_received_model_that_cannot_be_loaded_is_waited_past(
     front.fails = [error]
     with front.loading():
         wait_until(lambda: front.waited == 1)
-        assert front.described == ("", True)
+        assert front.described == ("one", True), "what could not be loaded is named"
         other = kept(tmp_path, "two")
         assert front.send(other) == "now"
+        assert front.described[1] is False
         wait_until(lambda: front.result)
     assert front.tries == [model, other]
+    assert front.described == ("two", False)
     assert "error" in capsys.readouterr().err
+    assert (unended(model), front.dropped) == (0, 0), "it took no memory, and is tried again"
 
 
-def test_a_device_that_fails_ends_it_all_the_same(tmp_path: Path) -> None:
-    kept(tmp_path, "one")
+@pytest.mark.parametrize("error", [EngineFault("x"), AssertionError("a bug")])
+def test_what_ends_the_process_while_it_loads_is_counted_in_the_models_directory(
+    tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = kept(tmp_path, "one")
+    for loads in range(1, MOST + 1):
+        front = Waiting(tmp_path)
+        front.fails = [error]
+        with pytest.raises(type(error)):
+            front.load()
+        assert front.marks == [loads]
+        assert unended(model) == loads
+    assert "baton node send" not in capsys.readouterr().err
+
+    # The next one leaves it alone, says so, and tries it again once it is sent again.
     front = Waiting(tmp_path)
-    front.fails = [EngineFault("x")]
-    with pytest.raises(EngineFault):
-        front.load()
+    assert front.described == ("one", True)
+    with front.loading():
+        wait_until(lambda: front.waited == 1)
+        assert front.tries == []
+        assert "one was received, and is not loaded" in capsys.readouterr().err
+        assert front.send(model) == "now"
+        wait_until(lambda: front.result)
+    assert (front.tries, front.marks, front.result) == ([model], [1], ["loaded"])
+    assert front.described == ("one", False)
+    assert unended(model) == 0
+
+
+def test_a_stop_while_it_loads_counts_against_nobody(tmp_path: Path) -> None:
+    model = kept(tmp_path, "one")
+    Attempt(model).begin()
+    front = Waiting(tmp_path)
+    front.takes_memory = True
+    seen: list[int] = []
+
+    def stopped(model: Path | None, begun: Callable[[], None]) -> str:
+        assert model is not None
+        front.asked.withdraw()
+        seen.append(unended(model))
+        return "loaded"
+
+    front.front.load(stopped, lambda: None)
+    assert seen == [1], "as it was before"
+    front.asked.withdraw()
+    assert unended(model) == 0, "nothing is loaded any more"
+
+
+def test_what_failed_with_memory_taken_leaves_it_to_another_process(tmp_path: Path) -> None:
+    model = kept(tmp_path, "one")
+    front = Waiting(tmp_path, "--lifeline-fd", "0")
+    front.fails, front.takes_memory = [ConfigError("x", reason="model_not_finite")], True
+    front.load()
+    assert (front.result, front.tries, front.waited) == ([None], [model], 0)
+    assert front.front.status() == EXIT_START_AGAIN
+    assert front.dropped == 0
+
+    # Which waits, and does not try it once more.
+    front = Waiting(tmp_path, "--lifeline-fd", "0")
+    with front.loading():
+        wait_until(lambda: front.waited == 1)
+        assert (front.tries, front.described) == ([], ("one", True))
+
+
+def test_where_nobody_starts_another_process_what_was_taken_is_given_back(tmp_path: Path) -> None:
+    model = kept(tmp_path, "one")
+    front = Waiting(tmp_path)
+    front.fails, front.takes_memory = [ConfigError("x", reason="model_not_finite")], True
+    with front.loading():
+        wait_until(lambda: front.waited == 1)
+        assert front.dropped == 1
+        assert front.send(model) == "now"
+        wait_until(lambda: front.result)
+    assert (front.tries, front.dropped) == ([model, model], 1)
 
 
 def test_a_model_that_was_named_and_cannot_be_loaded_ends_it(tmp_path: Path) -> None:

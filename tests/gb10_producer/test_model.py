@@ -38,6 +38,35 @@ def test_a_text_model_without_its_head_is_built(name: str, checkpoint: Checkpoin
     assert not model.decoder.training
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pad_token_id": "vocab_size"},
+        {"rms_norm_eps": "a"},
+        {"intermediate_size": "many"},
+        {"layer_types": ["no_attention"] * 4},
+        {"vocab_size": 1 << 60},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_configuration_that_transformers_cannot_build_is_refused_with_a_reason(
+    fields: dict[str, Any], checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """All of these are read as a checkpoint: whoever sends one must not end the process."""
+    path = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), path)
+    config = json.loads((path / "config.json").read_text())
+    fields = {
+        name: config.get(value, value) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    (path / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(ConfigError) as caught:
+        loaded(path)
+    assert caught.value.reason == "model_not_buildable"
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_model_computes_in_the_checkpoints_dtype(dtype: str, checkpoint: Checkpoints) -> None:
     model = loaded(checkpoint("llama", dtype=dtype))

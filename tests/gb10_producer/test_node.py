@@ -25,6 +25,7 @@ from gb10_producer import node, trust
 from gb10_producer.config import parse
 from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Rows
+from gb10_producer.received import MANIFEST
 from gb10_producer.server import bind
 from gb10_producer.synthetic import Synthetic
 from gb10_producer.trust import make_pairing
@@ -131,7 +132,7 @@ import sys, time
 from gb10_producer import node
 from gb10_producer.config import ProducerConfig
 
-def load(config):
+def load(config, begun):
     print("loading", flush=True)
     time.sleep(60)
 
@@ -154,6 +155,50 @@ def test_a_stop_while_it_still_loads_is_one_at_once(number: signal.Signals) -> N
     process.send_signal(number)
     assert process.wait(5.0) == 0
     process.stdout.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gb10_producer import node
+from gb10_producer.config import parse
+
+def load(config, begun):
+    begun()
+    print("loading", config.model.name, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+node._source = load
+sys.exit(node.run(parse(sys.argv[1:]).config))
+"""
+
+
+def test_a_received_model_that_has_the_process_killed_is_loaded_twice_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """As by the kernel, for its memory: nobody is left to say why."""
+    model = tmp_path / "cache" / "models" / "one"
+    model.mkdir(parents=True)
+    (model / MANIFEST).write_text("[]")
+    places = ["--state-dir", str(tmp_path / "state"), "--cache-dir", str(tmp_path / "cache")]
+    words = ["--host", "127.0.0.1", "--port", "0", "--secrets", "file", *places]
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED, *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    for _ in range(2):
+        process = start()
+        said, _ = process.communicate(timeout=20.0)
+        assert (process.returncode, said) == (-signal.SIGKILL, "loading one\n")
+    process = start()
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("waiting ws")
+    process.terminate()
+    said, told = process.communicate(timeout=20.0)
+    assert (process.returncode, said) == (0, "")
+    assert "one was received, and is not loaded" in told
+    assert "baton node send" in told
 
 
 def test_two_machines_pair_by_two_files(tmp_path: Path) -> None:
@@ -332,7 +377,7 @@ def test_a_release_that_was_not_measured_is_refused_before_anything_is_read(
     monkeypatch.setattr(releases, "installed", lambda names: {"torch": "1.0"})
     config = parse(["--model", "nowhere", "--key-fd", "3"]).config
     with pytest.raises(ConfigError) as caught:
-        node._model_source(config, Path("nowhere"))
+        node._model_source(config, Path("nowhere"), lambda: None)
     assert caught.value.reason == "release_not_measured"
 
 
@@ -445,7 +490,7 @@ class Broken(Synthetic):
 
 def test_a_device_fault_ends_the_process_with_75(monkeypatch: pytest.MonkeyPatch) -> None:
     source = node.Source(Broken(MIXED, 16), stand_in_identity(MIXED), 1000, 1000)
-    monkeypatch.setattr(node, "_source", lambda config: source)
+    monkeypatch.setattr(node, "_source", lambda config, begun: source)
     config = parse(["--synthetic", "x", "--port", "0", "--key-fd", str(key_pipe())]).config
     urls: queue.Queue[str] = queue.Queue()
     statuses: queue.Queue[int] = queue.Queue()
@@ -479,7 +524,7 @@ def test_half_of_the_caches_memory_keeps_prefixes(
 ) -> None:
     prefiller = Keeping(MIXED, 16)
     source = node.Source(prefiller, stand_in_identity(MIXED), 1000, 1000)
-    monkeypatch.setattr(node, "_source", lambda config: source)
+    monkeypatch.setattr(node, "_source", lambda config, begun: source)
     options = [] if size is None else ["--prefix-cache", size]
     words = ["--synthetic", "x", "--port", "0", "--key-fd", str(key_pipe()), *options]
     stop = threading.Event()
