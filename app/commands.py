@@ -76,7 +76,8 @@ def baton(
     ] = False,
 ) -> None:
     """Prefill on an NVIDIA machine, decode on a Mac, through one OpenAI endpoint."""
-    if context.invoked_subcommand in _ABOUT_THE_DECODER:
+    asks_for_help = {"-h", "--help"} & {*sys.argv[1:]}
+    if context.invoked_subcommand in _ABOUT_THE_DECODER and not asks_for_help:
         _as_the_decoder(context)
 
 

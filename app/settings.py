@@ -82,8 +82,8 @@ def of_the_decoder() -> dict[str, str]:
         for key in ("state-dir", "cache-dir", "secrets")
         if key in texts
     }
-    host, port = texts.get("host", "127.0.0.1"), found.get("port", DEFAULT_PORT)
-    if ("host" in texts or "port" in found) and isinstance(port, int):
+    host, port = texts.get("host", "127.0.0.1"), str(found.get("port", DEFAULT_PORT))
+    if ("host" in texts or "port" in found) and port.isascii() and port.isdecimal():
         # What listens on every address does on this machine's own.
         reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         scheme = "http" if is_loopback(host) and "tls-cert" not in texts else "https"

@@ -63,9 +63,10 @@ def _child(descriptor: int) -> int:
 
     start_logging(start.config.log_level)
     if used:
-        log.info("without a GPU, %s multiplies", used)
+        log.info("what MLX multiplies on the processor, %s does", used)
     past = Past(start.restarts, start.last_fault)
-    return node.run(start.config, listening, channel, past, supervisor.custody(start))
+    custody = supervisor.custody(start)
+    return node.run(start.config, listening, channel, past, custody, used)
 
 
 if __name__ == "__main__":

@@ -74,19 +74,20 @@ def run(
     channel: socket.socket | None = None,
     past: Past = FIRST,
     custody: Custody | None = None,
+    multiplies: str = "",
 ) -> int:
     """Serve until SIGTERM, SIGINT, a fault, or the end of ``channel``; the exit status.
 
     0 after a stop, 75 after an engine fault, 78 for what the user must change first. Prints
     ``ready URL`` on standard output once a token can be generated. ``custody`` is told of the
-    clients' connections.
+    clients' connections; ``multiplies`` names the library that took the place of MLX's own.
     """
     start_logging(config.log_level)
     faulthandler.enable()
     node: _Node | None = None
     try:
         sock = endpoint.listen(config) if listening is None else listening
-        node = _Node(config, sock, channel, past, custody)
+        node = _Node(config, sock, channel, past, custody, multiplies)
         return asyncio.run(node.run())
     except ConfigError as error:
         complain(error)
@@ -115,8 +116,10 @@ class _Node:
         channel: socket.socket | None,
         past: Past,
         custody: Custody | None,
+        multiplies: str,
     ) -> None:
         self._config = config
+        self._multiplies = multiplies
         self._past = past
         self._custody = custody
         self._listening = listening
@@ -244,9 +247,10 @@ class _Node:
     def _qualifier(self, engine: Engine, nodes: Nodes) -> Qualifier:
         loaded = engine.loaded
         known = loaded.checkpoint
-        here = ", ".join(
-            f"{name} {version}" for name, version in releases.installed(releases.DECODER).items()
-        )
+        found = releases.installed(releases.DECODER)
+        here = ", ".join(f"{name} {version}" for name, version in found.items())
+        if self._multiplies:
+            here = f"{here}, {self._multiplies}"
         subject = Subject(known.identity, loaded.layout, loaded.vocabulary, known.max_context, here)
         return Qualifier(
             engine,

@@ -93,6 +93,8 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         ('host = "::1"\nport = 1', {"url": "http://[::1]:1"}),
         ('port = 1\ntls-cert = "c"', {"url": "https://127.0.0.1:1"}),
         ('port = "x"', {}),
+        ('port = "9000"', {"url": "http://127.0.0.1:9000"}),
+        ("port = true", {}),
     ],
 )
 def test_other_commands_know_the_decoder_by_it(
@@ -126,6 +128,7 @@ def test_they_take_their_options_from_it(tmp_path: Path) -> None:
     broken = baton("node", "list")
     assert (broken.returncode, "settings_unreadable" in broken.stderr) == (78, True)
     assert baton("plan", "--help").returncode == 0
+    assert baton("node", "list", "--help").returncode == 0
 
 
 def test_without_a_file_there_are_no_settings(
