@@ -131,7 +131,10 @@ class _Visit:
         wire.limit_text(MAX_MESSAGE)
         machine.start(time.monotonic())
         while machine.step is not Step.ENDED:
-            for raw in wire.poll(max(0.0, self._deadline(opened_until) - time.monotonic())):
+            # Once for this turn: while the disk made room, nobody was silent.
+            writing = self._writing
+            due = self._deadline(opened_until, writing)
+            for raw in wire.poll(max(0.0, due - time.monotonic())):
                 event = machine.receive(raw, time.monotonic())
                 if event is not None:
                     self._handle(event, stopping)
@@ -148,7 +151,7 @@ class _Visit:
                 raise refusal("pairing_revoked", "its pairing was ended")
             if self.pairing is None and time.monotonic() >= opened_until:
                 raise TransferError("The handshake took too long.", reason="handshake_timeout")
-            if not self._writing:
+            if not writing:
                 machine.tick(time.monotonic())
 
     def leave(self) -> None:
@@ -168,9 +171,9 @@ class _Visit:
         assert self.pairing is not None
         return self.admitted.owner(self.pairing)
 
-    def _deadline(self, opened_until: float) -> float:
+    def _deadline(self, opened_until: float, writing: bool) -> float:
         now = time.monotonic()
-        due = now + _LOOK_S if self._writing else self.machine.deadline() or now + _LONGEST_POLL_S
+        due = now + _LOOK_S if writing else self.machine.deadline() or now + _LONGEST_POLL_S
         return due if self.pairing is not None else min(due, opened_until)
 
     @property
@@ -230,15 +233,13 @@ class _Visit:
                 machine.wanted(offset, now)
                 self._log("model wanted", offset=offset)
                 if machine.left:
-                    self.wire.limit_text(PIECE_BYTES)
-                    self.wire.take_binary(_WIRE_BYTES)
+                    self.wire.take_binary(_WIRE_BYTES, PIECE_BYTES)
                 else:
                     machine.all_received(now)
             case Kept(path=path):
                 assert self.taking is not None
                 self.leave()
                 self.wire.take_binary(0)
-                self.wire.limit_text(MAX_MESSAGE)
                 serving = self.taking.received(path)
                 seconds = round(now - self.began, 1)
                 self._log("model kept", model=path.name, serving=serving, seconds=seconds)

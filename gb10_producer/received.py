@@ -19,15 +19,16 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from protocol.checkpoint import read_checkpoint, remember_digests
+from protocol.checkpoint import read_checkpoint, remember_digests, require_known
 from protocol.control.messages import SendModel
 from protocol.control.models import Manifest, ModelFile, read_manifest
-from protocol.errors import BatonError, Cancelled, ConfigError
+from protocol.errors import BatonError, Cancelled, ConfigError, IntegrityError
 from protocol.identity import identity_differences
 from protocol.reasons import differs, refusal
 from trust.places import sync
@@ -43,6 +44,13 @@ MANIFEST: Final = ".manifest.json"
 """The list of its files, in every directory of a model that was received."""
 _PARTS: Final = ".receiving-"
 _LOCK: Final = ".receiving.lock"
+_CONFIG: Final = "config.json"
+_OF_OTHER_RELEASES: Final = (
+    "architecture_unsupported",
+    "quantisation_unsupported",
+    "weights_dtype_unsupported",
+)
+"""What another release may read: that is refused, but not removed."""
 _DIGESTS: Final = ".digests.json"
 _CHUNK: Final = 4 << 20
 _SYNC_BYTES: Final = 256 << 20
@@ -88,7 +96,7 @@ class ReceivedModels:
 
     def last(self) -> Path | None:
         """The one that was received last, if it is still there."""
-        found = [(stamp, path) for stamp, path, _ in self._whole()]
+        found = [(stamp, path) for stamp, path, _ in _whole(self._root)]
         return max(found)[1] if found else None
 
     def sweep(self, now: float) -> None:
@@ -112,20 +120,12 @@ class ReceivedModels:
         Raises ``CapacityError`` (``model_transfer_busy``), ``ConfigError`` (``model_not_kept``).
         """
         with self._alone():
-            same = [path for _, path, digest in self._whole() if digest == offer.digest]
+            same = [path for _, path, digest in _whole(self._root) if digest == offer.digest]
             incoming = Incoming(self._root, offer, same, self._digest_cache, self._disk)
             try:
                 yield incoming
             finally:
                 incoming.close()
-
-    def _whole(self) -> Iterator[tuple[int, Path, bytes]]:
-        """When each was received, its directory, and its manifest's digest."""
-        for file in self._root.glob(f"*/{MANIFEST}"):
-            if file.parent.name.startswith("."):
-                continue
-            with contextlib.suppress(OSError):
-                yield file.stat().st_mtime_ns, file.parent, hashlib.sha256(_small(file)).digest()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -184,15 +184,18 @@ class Incoming:
     def prepare(self, cancelled: Callable[[], bool] = lambda: False) -> int:
         """How many bytes of the stream are here already, and good; all of it, if it is kept.
 
-        Raises also ``Cancelled``.
+        Raises also ``Cancelled``, and ``ConfigError`` as :meth:`write`.
         """
         for path in self.same:
-            if self._is_offered(path):
-                self._had = path
-                return self.offer.nbytes
+            with _keeping(path):
+                if self._is_offered(path, cancelled):
+                    self._had = path
+                    return self.offer.nbytes
         with _keeping(self.part):
             self._enter()
             have = self._look(cancelled)
+            if self._manifest is not None and not self._lacks(_CONFIG):
+                self._require_known()
             free, total = self.disk.room(self.root)
             floor = min(FLOOR_BYTES, total // 20)
             lacking = self.offer.nbytes - have + floor - free
@@ -206,8 +209,10 @@ class Incoming:
     def write(self, data: bytes) -> None:
         """Keep the next bytes of the stream.
 
-        Raises also ``IntegrityError`` (``model_digest_differs``), and ``PeerProtocolError``
-        (``model_manifest_invalid``): then what was wrong is not kept.
+        Raises also ``IntegrityError`` (``model_digest_differs``), ``PeerProtocolError``
+        (``model_manifest_invalid``): then what was wrong is not kept. As soon as the
+        configuration is here, ``ConfigError``: ``model_unusable``, and nothing is kept;
+        ``model_unsupported``, and all of it is, for another release.
         """
         view = memoryview(data)
         with _keeping(self.part):
@@ -225,11 +230,13 @@ class Incoming:
         """The model in its place, once all of the stream is here.
 
         Raises also ``IntegrityError`` (``model_identity_differs``), ``ConfigError``
-        (``model_unusable``): then nothing of it is kept.
+        (``model_unusable``): then nothing of it is kept; and ``ConfigError``
+        (``model_unsupported``).
         """
         if self._had is not None:
             with _keeping(self._had):
-                os.utime(self._had / MANIFEST)
+                stamp = self._stamp()
+                os.utime(self._had / MANIFEST, ns=(stamp, stamp))
             return Kept(self._had)
         manifest = self._manifest
         assert manifest is not None
@@ -239,14 +246,11 @@ class Incoming:
             assert self._open is None
             known = self.part / _DIGESTS
             remember_digests(known, {self.part / name: digests[name] for name in digests})
-            try:
+            with self._removed_if_bad():
                 self._require_offered(self.part, known)
-            except BatonError:
-                self.close()
-                shutil.rmtree(self.part, ignore_errors=True)
-                raise
             known.unlink(missing_ok=True)
-            os.utime(MANIFEST, dir_fd=self._place)
+            stamp = self._stamp()
+            os.utime(MANIFEST, ns=(stamp, stamp), dir_fd=self._place)
             self.disk.sync(self._place)
             final = self._move()
             remember_digests(self.digest_cache, {final / name: digests[name] for name in digests})
@@ -408,6 +412,8 @@ class Incoming:
             if digest != found.file.sha256:
                 self._remove(found.file.name)
                 raise differs("model_digest_differs", found.file.name, digest, found.file.sha256)
+            if found.file.name == _CONFIG:
+                self._require_known()
 
     def _new(self, file: ModelFile) -> _Open:
         descriptor = os.open(file.name, _NEW, 0o600, dir_fd=self._place)
@@ -419,11 +425,14 @@ class Incoming:
 
     # what it is
 
-    def _is_offered(self, path: Path) -> bool:
-        """Whether the model that was received earlier is still the offered one."""
+    def _is_offered(self, path: Path, cancelled: Callable[[], bool]) -> bool:
+        """Whether the model that was received earlier is still the offered one.
+
+        Raises ``OSError``, and ``Cancelled``.
+        """
         try:
-            self._require_offered(path, self.digest_cache)
-        except BatonError as error:
+            self._require_offered(path, self.digest_cache, cancelled)
+        except (ConfigError, IntegrityError) as error:
             log.warning(
                 "a model is not what was received",
                 extra={"model": path.name, "reason": error.reason},
@@ -431,23 +440,52 @@ class Incoming:
             return False
         return True
 
-    def _require_offered(self, path: Path, digests: Path) -> None:
-        """Raise ``model_unusable`` or ``model_identity_differs`` unless it is that model."""
-        try:
-            found = read_checkpoint(path, digests).identity
-        except ConfigError as error:
-            log.warning("a model is none", extra={"model": path.name, **error.details()})
-            text = f"the model cannot be read ({error.reason})"
-            raise refusal("model_unusable", text, found=error.reason) from error
-        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
-            log.warning("a model is none", extra={"model": path.name, "error": type(e).__name__})
-            raise refusal("model_unusable", "the model cannot be read") from e
+    def _require_offered(
+        self, path: Path, digests: Path, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Raise unless it is that model: ``model_identity_differs``, or as :func:`_usable`.
+
+        Raises also ``OSError``, and ``Cancelled``.
+        """
+
+        def look(_done: int, _total: int) -> None:
+            if cancelled():
+                raise Cancelled("nobody waits for the model any more")
+
+        with _usable(path.name):
+            found = read_checkpoint(path, digests, look).identity
         if components := identity_differences(self.offer.identity, found):
             raise refusal(
                 "model_identity_differs",
                 "the model is another than announced",
                 field=", ".join(components),
             )
+
+    def _require_known(self) -> None:
+        """Its configuration is here: who sends what cannot be read need not send the weights."""
+        with self._removed_if_bad(), _usable(self.offer.name):
+            require_known(self.part)
+
+    @contextlib.contextmanager
+    def _removed_if_bad(self) -> Iterator[None]:
+        """What is no good to any release is removed; what a disk refuses says nothing of it."""
+        try:
+            yield
+        except (ConfigError, IntegrityError) as error:
+            if error.reason != "model_unsupported":
+                self.close()
+                shutil.rmtree(self.part, ignore_errors=True)
+            raise
+
+    def _lacks(self, name: str) -> bool:
+        """Whether a file of the model is not here as a whole."""
+        left = [*self._rest, *([] if self._open is None else [self._open.file])]
+        return name not in os.listdir(self._place) or any(file.name == name for file in left)
+
+    def _stamp(self) -> int:
+        """A time for what is received now: later than any other model's, whatever the clock."""
+        newest = max((stamp for stamp, _, _ in _whole(self.root)), default=0)
+        return max(time.time_ns(), newest + 1)
 
     def _move(self) -> Path:
         """Give the directory the first name that no other model has."""
@@ -464,6 +502,29 @@ class Incoming:
                 os.close(place)
             return final
         raise FileExistsError(errno.EEXIST, "all of its names are taken")
+
+
+def _whole(root: Path) -> Iterator[tuple[int, Path, bytes]]:
+    """When each model was received, its directory, and its manifest's digest."""
+    for file in root.glob(f"*/{MANIFEST}"):
+        if file.parent.name.startswith("."):
+            continue
+        with contextlib.suppress(OSError):
+            yield file.stat().st_mtime_ns, file.parent, hashlib.sha256(_small(file)).digest()
+
+
+@contextlib.contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """Why a checkpoint cannot be read becomes ``model_unusable`` or ``model_unsupported``."""
+    try:
+        yield
+    except ConfigError as error:
+        log.warning("a model is none", extra={"model": name, **error.details()})
+        kind = "model_unusable"
+        if error.reason in _OF_OTHER_RELEASES:
+            kind = "model_unsupported"
+        text = f"the model cannot be read ({error.reason})"
+        raise refusal(kind, text, found=error.reason) from error
 
 
 def _small(file: Path) -> bytes:

@@ -49,6 +49,25 @@ class Rejection(NamedTuple):
     """A code for a decoder, in the header :data:`REASON_HEADER`."""
 
 
+class _Protocol(ServerProtocol):
+    """Bounds a message by its kind before any of it is held."""
+
+    binary_most: int | None = None
+    """Most bytes of a BINARY message, if another number than of the others."""
+
+    @property
+    def max_message_size(self) -> int | None:
+        """Asked for when the first byte of a message has come, which has its opcode."""
+        begun = self.reader.buffer[:1]
+        if self.binary_most is not None and begun and begun[0] & 0x0F == Opcode.BINARY:
+            return self.binary_most
+        return self._other_most
+
+    @max_message_size.setter
+    def max_message_size(self, most: int | None) -> None:
+        self._other_most = most
+
+
 class Wire:
     """A connection after :meth:`secure` and :meth:`open`.
 
@@ -61,7 +80,7 @@ class Wire:
     def __init__(self, sock: socket.socket, *, stall_s: float) -> None:
         self._socket = sock
         self._stall_s = stall_s
-        self._protocol = ServerProtocol(origins=[None], max_size=1 << 16, logger=_quiet)
+        self._protocol = _Protocol(origins=[None], max_size=1 << 16, logger=_quiet)
         self._out: deque[memoryview] = deque()
         self._text: list[bytes] = []
         self._fragments: list[bytes] = []
@@ -139,15 +158,17 @@ class Wire:
         return self._protocol.close_rcvd is not None
 
     def limit_text(self, nbytes: int) -> None:
-        """Bound the next incoming message."""
+        """Bound the next incoming message, but for BINARY ones that are taken."""
         self._protocol.max_message_size = nbytes
 
-    def take_binary(self, most: int) -> None:
-        """Take BINARY messages too, and read no more while ``most`` bytes of them are held here.
+    def take_binary(self, most: int, longest: int = 0) -> None:
+        """Take BINARY messages too, each of at most ``longest`` bytes.
 
-        0: none belongs here, and those that were held are gone.
+        No more is read while ``most`` bytes of them are held here. 0: none belongs here, and
+        those that were held are gone.
         """
         self._bulk_most = most
+        self._protocol.binary_most = longest if most else None
         if not most:
             self._bulk.clear()
             self._bulk_held = 0
@@ -264,7 +285,12 @@ class Wire:
                 interest |= select.POLLOUT
         if interest != self._interest:
             self._interest = interest
-            self._poller.register(self._socket, interest)
+            if interest:
+                self._poller.register(self._socket, interest)
+            else:
+                # A peer that is gone would be reported at once, each time, and not looked at:
+                # what it sent is read first, when there is room.
+                self._poller.unregister(self._socket)
         found = dict(self._poller.poll(max(0.0, timeout_s) * 1000))
         if self._wake_end.fileno() in found:
             self._wake_end.recv(64)

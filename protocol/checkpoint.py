@@ -109,16 +109,19 @@ def read_checkpoint(
         layout = found.architecture.layout(found.config, found.dtype)
         max_context = _max_context(found.config)
     tokenizer_files = _tokenizer_files(model_dir)
+    template = read_chat_template(model_dir)
     digests = file_digests([*found.weight_files, *tokenizer_files], digest_cache, progress)
-    identity = identity_from_parts(
-        found.raw,
-        weight_files=[(p.name, p.stat().st_size, digests[p]) for p in found.weight_files],
-        tokenizer_files=[(p.name, digests[p]) for p in tokenizer_files],
-        chat_template=read_chat_template(model_dir),
-        layout=layout,
-        dtype=found.dtype,
-        max_context=max_context,
-    )
+    weight_files = [(p.name, p.stat().st_size, digests[p]) for p in found.weight_files]
+    with well_formed():
+        identity = identity_from_parts(
+            found.raw,
+            weight_files=weight_files,
+            tokenizer_files=[(p.name, digests[p]) for p in tokenizer_files],
+            chat_template=template,
+            layout=layout,
+            dtype=found.dtype,
+            max_context=max_context,
+        )
     return Checkpoint(
         path=model_dir,
         config=found.config,
@@ -137,6 +140,15 @@ def checkpoint_files(model_dir: Path) -> list[Path]:
     """Every file that the checkpoint consists of, and no other. Raises like :func:`read_layout`."""
     besides = [path for name in _BESIDES if (path := model_dir / name).is_file()]
     return [*_inspect(model_dir).weight_files, *_tokenizer_files(model_dir), *besides]
+
+
+def require_known(model_dir: Path) -> None:
+    """Raise unless ``config.json`` alone is of a model that this release can read.
+
+    Raises ``ConfigError``: ``model_missing``, ``config_unreadable``,
+    ``architecture_unsupported``, ``quantisation_unsupported``; and ``OSError``.
+    """
+    _kind(_decode_floats(read_config(model_dir)))
 
 
 def read_layout(model_dir: Path) -> Layout:
@@ -179,9 +191,7 @@ class _Inspected(NamedTuple):
 def _inspect(model_dir: Path) -> _Inspected:
     raw = read_config(model_dir)
     config = _decode_floats(raw)
-    with well_formed():
-        architecture = resolve(config)
-        quantisation = _quantisation(config)
+    architecture, quantisation = _kind(config)
     weight_files = _weight_files(model_dir)
     tensors = _all_headers(weight_files)
     dtype = _kv_dtype(tensors)
@@ -189,6 +199,12 @@ def _inspect(model_dir: Path) -> _Inspected:
         architecture.refuse_tensors(config, {name: e.shape for name, e in tensors.items()})
     _refuse_broken_tokenizer(model_dir)
     return _Inspected(raw, config, architecture, quantisation, weight_files, dtype)
+
+
+def _kind(config: dict[str, Any]) -> tuple[Architecture, dict[str, Any] | None]:
+    """The architecture of a configuration, and its quantisation if it has one."""
+    with well_formed():
+        return resolve(config), _quantisation(config)
 
 
 def require_tokenizer(model_dir: Path) -> None:
@@ -222,7 +238,7 @@ def _refuse_broken_tokenizer(model_dir: Path) -> None:
     try:
         # The values are walked through, not built: some of these files have tens of megabytes.
         msgspec.json.decode(path.read_text(encoding="utf-8"), type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path.name} is not a whole JSON object",
             reason="tokenizer_unloadable",
@@ -257,10 +273,14 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def read_chat_template(model_dir: Path) -> str | None:
-    """The chat template's text, from its own file or from ``tokenizer_config.json``."""
+    """The chat template's text, from its own file or from ``tokenizer_config.json``.
+
+    Raises ``ConfigError`` (``config_unreadable``).
+    """
     own = model_dir / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        with well_formed():
+            return own.read_text(encoding="utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = model_dir / name
         found = _read_json(path).get("chat_template") if path.is_file() else None
@@ -293,7 +313,7 @@ def tensor_headers(path: Path) -> dict[str, Tensor]:
             header = {
                 name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()
             }
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise _truncated(path, size, length + 8) from error
     end = 8 + length + max((entry.data_offsets[1] for entry in header.values()), default=0)
     if end != size:
@@ -387,7 +407,7 @@ def _unsupported_quantisation(name: str) -> ConfigError:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path.name} is not JSON", reason="config_unreadable", field=path.name
         ) from error

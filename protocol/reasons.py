@@ -188,6 +188,10 @@ CONTROL_REASONS: Final[dict[str, Reason]] = {
     "model_unusable": Reason(
         ConfigError, "What came is no checkpoint that the producer can read: it is not kept."
     ),
+    "model_unsupported": Reason(
+        ConfigError,
+        "The producer's release cannot read a model of this kind; what came of it is kept.",
+    ),
     "model_not_kept": Reason(ConfigError, "The producer could not write the model: see its log."),
     "disk_full": Reason(
         CapacityError, "The producer's disk has no room for the model, or would be left too full."
@@ -198,7 +202,9 @@ CONTROL_REASONS: Final[dict[str, Reason]] = {
 REASON_HEADER: Final = "Baton-Reason"
 """A producer that answers a decoder's connection with HTTP 503 may say in this header why."""
 WITHOUT_MODEL: Final = "producer_without_model"
-"""The one code that it has: there is nothing to prefill with until it was sent a model."""
+"""A code that it has: there is nothing to prefill with until it was sent a model."""
+LOADING: Final = "producer_loading"
+"""The other one: its model is not in memory yet."""
 
 _EVERY: Final = REASONS | PAIRING_REASONS | CONTROL_REASONS
 

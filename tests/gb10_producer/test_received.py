@@ -23,7 +23,7 @@ from protocol import checkpoint as checkpoints
 from protocol.checkpoint import read_checkpoint
 from protocol.control.messages import NO_MAC, SendModel
 from protocol.control.models import Manifest, ModelFile, manifest_of
-from protocol.errors import BatonError
+from protocol.errors import BatonError, Cancelled, ConfigError
 from protocol.identity import Identity
 
 STEP = 1 << 17
@@ -175,6 +175,20 @@ def test_the_last_is_the_one_that_was_whole_last(
     assert models.last() == whole != between
 
 
+def test_the_last_is_the_last_whatever_the_clock_says(
+    models: ReceivedModels,
+    ours: Outgoing,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = taken(models, ours)
+    monkeypatch.setattr(received.time, "time_ns", lambda: 1_000_000_000)
+    second = taken(models, outgoing(checkpoint("llama", seed=1), None))
+    assert models.last() == second
+    assert taken(models, ours) == first
+    assert models.last() == first
+
+
 def test_a_kept_model_that_was_changed_is_taken_anew_beside_it(
     models: ReceivedModels, ours: Outgoing
 ) -> None:
@@ -282,11 +296,25 @@ def offered(ours: Outgoing, manifest: Manifest) -> SendModel:
     )
 
 
+def ending(models: ReceivedModels, offer: SendModel, stream: bytes) -> tuple[str, int]:
+    """Why a stream is refused, and how many of its bytes were taken in pieces before."""
+    done = 0
+
+    def take() -> None:
+        nonlocal done
+        with models.open(offer) as incoming:
+            done = incoming.prepare()
+            while done < len(stream):
+                incoming.write(stream[done : done + STEP])
+                done += STEP
+            incoming.finish()
+
+    return refused(take), done
+
+
 def verdict(models: ReceivedModels, offer: SendModel, stream: bytes) -> str:
     """Why a whole stream is refused; nothing of it is there any more."""
-    with models.open(offer) as incoming:
-        fed(incoming, iter([stream[incoming.prepare() :]]))
-        reason = refused(incoming.finish)
+    reason, _ = ending(models, offer, stream)
     assert parts(models) == []
     assert models.last() is None
     return reason
@@ -307,9 +335,8 @@ def test_another_model_than_announced_is_not_kept(models: ReceivedModels, ours: 
         {"config.json": b"no json"},
         {"config.json": b"\xff\xfe"},
         {"config.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000},
-        {"config.json": b'{"model_type": "jamba"}'},
         {"config.json": b'{"model_type": "llama"}'},
-        {"config.json": b'{"model_type": ["llama"], "num_hidden_layers": "many"}'},
+        {"config.json": b'{"model_type": "llama", "num_hidden_layers": "many"}'},
         {"tokenizer.json": None},
         {"tokenizer.json": b"{"},
         {"model.safetensors": None},
@@ -324,6 +351,87 @@ def test_what_is_no_checkpoint_is_not_kept(
     models: ReceivedModels, ours: Outgoing, contents: dict[str, bytes | None]
 ) -> None:
     assert verdict(models, *replaced(ours, contents)) == "model_unusable"
+
+
+JAMBA = b'{"model_type": "jamba"}'
+EIGHT_BITS = b'{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}'
+
+
+@pytest.mark.parametrize("config", [JAMBA, EIGHT_BITS])
+def test_what_this_release_cannot_read_is_refused_before_its_weights_come(
+    models: ReceivedModels, ours: Outgoing, config: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer, stream = replaced(ours, {"config.json": config})
+    reason, taken_bytes = ending(models, offer, stream)
+    assert reason == "model_unsupported"
+    weights = (ours.path / "model.safetensors").stat().st_size
+    assert taken_bytes < offer.nbytes - weights
+    # What came is there for a release that can; this one refuses it before anything more comes.
+    (part,) = parts(models)
+    assert (part / "config.json").read_bytes() == config
+    with models.open(offer) as incoming:
+        assert refused(incoming.prepare) == "model_unsupported"
+    monkeypatch.setattr(received, "require_known", lambda path: None)
+    with models.open(offer) as incoming:
+        assert incoming.prepare() > len(config)
+
+
+def test_weights_that_another_release_may_read_are_not_removed(
+    models: ReceivedModels, ours: Outgoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(path: Path, *_: object) -> None:
+        raise ConfigError("x", reason="weights_dtype_unsupported")
+
+    monkeypatch.setattr(received, "read_checkpoint", other)
+    stream = b"".join(ours.pieces(0))
+    assert ending(models, ours.offer, stream)[0] == "model_unsupported"
+    monkeypatch.undo()
+    with models.open(ours.offer) as incoming:
+        assert incoming.prepare() == ours.manifest.nbytes
+        is_whole(incoming.finish().path, ours)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_a_whole_model_that_cannot_be_looked_at_now_is_kept(
+    models: ReceivedModels, ours: Outgoing, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(received, "read_checkpoint", broken)
+    stream = b"".join(ours.pieces(0))
+    assert ending(models, ours.offer, stream)[0] == "model_not_kept"
+    monkeypatch.undo()
+    with models.open(ours.offer) as incoming:
+        assert incoming.prepare() == ours.manifest.nbytes
+        path = incoming.finish().path
+    is_whole(path, ours)
+    # Nor is one that is kept already taken for another, and sent once more.
+    monkeypatch.setattr(received, "read_checkpoint", broken)
+    with models.open(ours.offer) as incoming:
+        assert refused(incoming.prepare) == "model_not_kept"
+    is_whole(path, ours)
+
+
+def test_a_bug_of_ours_is_not_called_a_bad_model(
+    models: ReceivedModels, ours: Outgoing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *_: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(received, "read_checkpoint", broken)
+    with pytest.raises(TypeError):
+        taken(models, ours)
+    assert len(parts(models)) == 1
+
+
+def test_who_is_gone_has_no_kept_model_hashed(models: ReceivedModels, ours: Outgoing) -> None:
+    """Its digests are remembered; where they are lost, it is as if it came anew."""
+    taken(models, ours)
+    models._digest_cache.unlink()
+    with models.open(ours.offer) as incoming, pytest.raises(Cancelled):
+        incoming.prepare(lambda: True)
+    assert not models._digest_cache.exists(), "not all of it was hashed"
 
 
 def test_a_list_that_lies_about_its_stream_is_refused_before_anything_is_written(

@@ -235,3 +235,66 @@ def test_a_stream_that_ends_anywhere_in_the_handshake_is_let_go(
     host, port = producer_url.split("//")[1].split(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall((UPGRADE + masked(0x81, b'{"type":"hello"}'))[:where])
+
+
+class Counting:
+    """A poller that counts how often it was asked."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._poller = wire._poller
+        self.polls = 0
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        self.polls += 1
+        return self._poller.poll(timeout_ms)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._poller, name)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_wire_that_holds_enough_is_not_asked_about_again_and_again(gone: bool) -> None:
+    with connected() as (wire, client):
+        wire.take_binary(10, 20)
+        for _ in range(3):
+            client.sendall(masked(0x82, b"x" * 20))
+        wire.poll(1.0)
+        if gone:
+            client.close()
+        counting = Counting(wire)
+        wire._poller = counting  # type: ignore[assignment]
+        until = time.monotonic() + 0.3
+        while (left := until - time.monotonic()) > 0:
+            wire.poll(left)
+        assert counting.polls <= 3
+        # What was sent is there, and then the end.
+        came = 0
+        for _ in range(10):
+            wire.poll(0.05)
+            while wire.binary() is not None:
+                came += 1
+        assert came == 3
+        assert wire.closing is gone
+
+
+def test_the_bound_of_a_text_is_not_that_of_bytes() -> None:
+    """Long messages are refused by their header, before any of it is held."""
+    with connected() as (wire, client):
+        wire.limit_text(100)
+        wire.take_binary(1 << 20, 1000)
+        client.sendall(masked(0x82, b"x" * 1000) + masked(0x81, b"y" * 100))
+        assert wire.poll(1.0) == [b"y" * 100]
+        assert wire.binary() == b"x" * 1000
+        client.sendall(masked(0x81, b"y" * 101)[:8])
+        with pytest.raises(PeerProtocolError) as caught:
+            wire.poll(1.0)
+        assert caught.value.reason == "websocket_violation"
+
+
+def test_bytes_beyond_their_bound_are_refused() -> None:
+    with connected() as (wire, client):
+        wire.limit_text(2000)
+        wire.take_binary(1 << 20, 1000)
+        client.sendall(masked(0x82, b"x" * 1001)[:8])
+        with pytest.raises(PeerProtocolError):
+            wire.poll(1.0)
