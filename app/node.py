@@ -180,7 +180,7 @@ def qualify(
         if error.reason != "decoder_unreachable":
             raise
         registry.forget_verdict(peer)
-        err.print(f"{NOT_RUNNING}: it is qualified once one runs (baton serve)")
+        err.print(f"{_not_running(decoder)}: it is qualified once one runs (baton serve)")
         return
     _print_list(registry, [peer], decoder, as_json=False)
 
@@ -203,6 +203,14 @@ def send(
     sent = node_send.deliver(peer, node_send.read(registry, path))
     if as_json:
         print_json(asdict(sent))
+        return
+    if sent.serving != "kept":
+        try:
+            _await_health(decoder, peer, _CHANGED_S)
+        except KeyboardInterrupt:
+            err.print("it has the model; `baton node list` shows how it is")
+            raise
+    _print_list(registry, [peer], decoder, as_json=False)
 
 
 @app.command()
@@ -247,7 +255,12 @@ def _await_health(decoder: Decoder, peer: Peer, settle_s: float) -> None:
             return
         if error.reason != "decoder_unreachable":
             raise
-        err.print(f"{NOT_RUNNING}: it is used once one runs (baton serve --model DIR)")
+        err.print(f"{_not_running(decoder)}: it is used once one runs (baton serve --model DIR)")
+
+
+def _not_running(decoder: Decoder) -> str:
+    """That no decoder answers, and where; it may be elsewhere."""
+    return f"{NOT_RUNNING} at {decoder.url} (--url HOST:PORT names another)"
 
 
 def _still(error: TransferError) -> str:
@@ -263,7 +276,7 @@ def _print_list(
     try:
         links = decoder.links()
     except TransferError as error:
-        without = NOT_RUNNING
+        without = f"{NOT_RUNNING} at {decoder.url}"
         if error.reason != "decoder_unreachable":
             without = f"not told ({error.reason})"
     rows = [figures(peer, registry.verdict(peer), links) for peer in peers]

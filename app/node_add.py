@@ -17,7 +17,7 @@ from app.node_registry import Registry
 from app.terminal import complain, err, step
 from protocol.addresses import can_be_a_host
 from protocol.control.messages import Description
-from protocol.errors import ConfigError, RequestError, TransferError
+from protocol.errors import BatonError, ConfigError, RequestError, TransferError
 from protocol.pairing.code import MAX_TYPED, Code, read_code
 from protocol.pairing.messages import require_name
 from trust.acceptance import accept
@@ -27,6 +27,7 @@ from trust.peers import Address, Peer
 PAIRING_PORT: Final = 7432
 
 _TRIES: Final = 5
+_SPENT: Final = ("code_differs", "code_burned", "code_expired")
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?")
 
 
@@ -70,10 +71,12 @@ def target_of(typed: str) -> Target:
 def ask_for_code(*, from_stdin: bool) -> Code:
     """The code that somebody types; slips are told and cost nothing.
 
-    Raises ``RequestError`` (``code_malformed``).
+    Raises ``RequestError`` (``code_malformed``), ``ConfigError`` (``no_terminal``).
     """
     if from_stdin:
         return read_code(sys.stdin.readline(MAX_TYPED + 1).strip())
+    if sys.stdin is None:
+        raise _nobody_to_ask()
     for left in reversed(range(_TRIES)):
         try:
             return read_code(typer.prompt("the six words that the producer shows", err=True))
@@ -81,7 +84,20 @@ def ask_for_code(*, from_stdin: bool) -> Code:
             if not left:
                 raise
             complain(error)
+        except typer.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise _nobody_to_ask() from None
     raise AssertionError("unreachable")
+
+
+def _nobody_to_ask() -> ConfigError:
+    return ConfigError(
+        "there is no terminal to ask for the six words at",
+        reason="no_terminal",
+        field="code",
+        hint="give them on standard input: --code-stdin",
+    )
 
 
 def pair(registry: Registry, target: Target, code: Code, name: str, called: str | None) -> Peer:
@@ -93,8 +109,15 @@ def pair(registry: Registry, target: Target, code: Code, name: str, called: str 
     if called is not None:
         require_name(called)
     own, earlier = registry.own(), registry.peers.epoch_with
-    with step(f"pair with {target.host}"):
-        found = accept(*target, code, own=own, name=name, earlier_epoch=earlier)
+    try:
+        with step(f"pair with {target.host}, port {target.port}"):
+            found = accept(*target, code, own=own, name=name, earlier_epoch=earlier)
+    except BatonError as error:
+        if error.reason in _SPENT:
+            error.hint = "that code is void now: type the next one that the producer shows"
+        elif error.reason == "producer_down":
+            error.hint = f"{error.hint}; it may have another --pair-port than {target.port}"
+        raise
     address = Address(target.host, found.port)
     peer = Peer(called or found.name, found.record, int(time.time()), address)
     peer = replace(peer, name=registry.free_name(peer.name, peer.fingerprint))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from protocol.errors import ConfigError
 Table = Literal["serve", "produce"]
 
 MAX_BYTES: Final = 64 * 1024
+_HOST: Final = re.compile(r"[A-Za-z0-9:._-]*")
 
 FOR_ONE_RUN: Final = frozenset(
     {
@@ -83,7 +85,9 @@ def of_the_decoder() -> dict[str, str]:
         if key in texts
     }
     host, port = texts.get("host", "127.0.0.1"), str(found.get("port", DEFAULT_PORT))
-    if ("host" in texts or "port" in found) and port.isascii() and port.isdecimal():
+    usable = bool(_HOST.fullmatch(host)) and port.isascii() and port.isdecimal()
+    # What cannot be served is for `baton serve` to refuse.
+    if ("host" in texts or "port" in found) and usable and int(port) < 1 << 16:
         # What listens on every address does on this machine's own.
         reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         scheme = "http" if is_loopback(host) and "tls-cert" not in texts else "https"
@@ -112,9 +116,10 @@ def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _read(path: Path, *, required: bool) -> bytes | None:
     try:
-        with path.open("rb") as file:
+        # Without waiting: it may be a pipe that nobody writes to.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(MAX_BYTES + 1) if stat.S_ISREG(mode) else None
     except FileNotFoundError as error:
         if not required:
             return None
@@ -123,6 +128,8 @@ def _read(path: Path, *, required: bool) -> bytes | None:
         ) from error
     except OSError as error:
         raise _unreadable(path, error.strerror or type(error).__name__) from error
+    if raw is None:
+        raise _unreadable(path, "it is no file")
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"others may write to {path}, and so say what runs here",

@@ -24,7 +24,7 @@ from gb10_producer.wire import Rejection, Wire
 from protocol.control import PATH as CONTROL_PATH
 from protocol.deadlines import Timing
 from protocol.errors import CapacityError, ConfigError, TransferError
-from protocol.reasons import WITHOUT_MODEL
+from protocol.reasons import LOADING, WITHOUT_MODEL
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,8 @@ class Server:
             text = "There is no model yet: a paired decoder can send one.\n"
             return Rejection(503, text, retry_after_s=10, reason=WITHOUT_MODEL)
         if self.stock is None:
-            return Rejection(503, "The model is still loaded.\n", retry_after_s=2)
+            text = "The model is being loaded.\n"
+            return Rejection(503, text, retry_after_s=2, reason=LOADING)
         if len(self._proven) >= self._limit:
             return Rejection(503, "Too many decoders are connected.\n", retry_after_s=10)
         return None

@@ -32,7 +32,7 @@ from websockets.uri import WebSocketURI, parse_uri
 from mac_decoder.handoff.transport import POLL_S, Transport, connect
 from protocol.errors import CapacityError, ConfigError, PeerProtocolError, TransferError
 from protocol.frames import HEADER_BYTES, MAX_FRAME_BYTES
-from protocol.reasons import REASON_HEADER, WITHOUT_MODEL
+from protocol.reasons import LOADING, REASON_HEADER, WITHOUT_MODEL
 
 _AHEAD_BYTES: Final = 4096
 """Read ahead of a frame's boundary; what belongs to a payload is copied, once."""
@@ -105,8 +105,8 @@ class Wire:
 
         ``verify`` is given the peer's certificate before anything is sent to it. Raises
         ``TransferError`` (see ``transport.connect``; ``handshake_refused``,
-        ``handshake_invalid``, ``producer_without_model``), ``CapacityError`` (``producer_busy``:
-        any other HTTP 503) and whatever ``verify`` raises.
+        ``handshake_invalid``, ``producer_without_model``, ``producer_loading``),
+        ``CapacityError`` (``producer_busy``: any other HTTP 503) and whatever ``verify`` raises.
         """
         deadline = time.monotonic() + timeout_s
         uri = parse_url(url)
@@ -465,6 +465,8 @@ def _require_upgrade(head: bytearray) -> None:
             reason=WITHOUT_MODEL,
             hint="send it this decoder's: baton node send NAME",
         )
+    if status == 503 and _reason_in(head) == LOADING:
+        raise TransferError("the producer loads its model", reason=LOADING)
     if status == 503:
         raise CapacityError("the producer has no room", reason="producer_busy", retry_after_s=2.0)
     if status != 101:

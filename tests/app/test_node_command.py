@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -106,6 +107,26 @@ def test_a_code_from_standard_input_pairs_both(state: Path, tmp_path: Path) -> N
     assert abs(ours.paired_at - time.time()) < 60
     assert "decoder not running" in said
     assert ours.record.key.hex() not in said
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_without_anybody_to_type_it_says_so(state: Path, tmp_path: Path, closed: bool) -> None:
+    with inviting(tmp_path / "gb10") as invited:
+        invited.invitation.open()
+        words = [sys.executable, "-m", "app.cli", "node", "add", f"127.0.0.1:{invited.port}"]
+        words += ["--state-dir", str(state), "--secrets", "file"]
+        with open(os.devnull) as nothing:
+            found = subprocess.run(
+                words,
+                stdin=None if closed else nothing,
+                preexec_fn=(lambda: os.close(0)) if closed else None,
+                capture_output=True,
+                text=True,
+            )
+        assert found.returncode == 78
+        assert "no_terminal" in found.stderr
+        assert "Traceback" not in found.stderr
+        assert invited.invitation.left_s() > 0, "the code is not spent"
 
 
 def test_a_slip_of_the_typist_is_told_and_costs_nothing(state: Path, tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         ('port = "x"', {}),
         ('port = "9000"', {"url": "http://127.0.0.1:9000"}),
         ("port = true", {}),
+        ("port = 99999", {}),
+        ('host = "[::1]"', {}),
+        ('host = "127.0.0.1:1/x?#"', {}),
     ],
 )
 def test_other_commands_know_the_decoder_by_it(
@@ -182,6 +185,13 @@ def test_a_file_that_others_may_write_to_says_nothing_here(tmp_path: Path) -> No
         assert caught.value.reason == "settings_exposed"
     path.chmod(0o600)
     assert served(path).port == 9000
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigError) as caught:
+        settings.arguments("serve", decoder.parser(), ["--config", str(tmp_path / "config.toml")])
+    assert caught.value.reason == "settings_unreadable"
 
 
 def test_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:

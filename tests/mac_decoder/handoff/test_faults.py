@@ -364,6 +364,12 @@ def test_the_connection_closes_politely_but_early(producer, link):
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "handshake_invalid"),
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "handshake_refused"),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "producer_busy"),
+        (b"HTTP/1.1 503 No\r\nBaton-Reason: producer_loading\r\n\r\n", "producer_loading"),
+        (
+            b"HTTP/1.1 503 No\r\nbaton-reason:producer_without_model\r\n\r\n",
+            "producer_without_model",
+        ),
+        (b"HTTP/1.1 503 No\r\nBaton-Reason: another\r\n\r\n", "producer_busy"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", "handshake_invalid"),
         (b"x" * 40_000, "handshake_invalid"),
     ],
