@@ -248,10 +248,20 @@ def described(
         yield Finding(subject, "wrong", f"it refuses: {answer.message}", hint)
         return
     how = "" if answer.recipe is None else f", {answer.recipe.device}, {answer.recipe.dtype}"
-    text = f"{answer.name} serves {answer.model or 'no model'}{how}; baton {answer.version}"
+    waits = answer.state == "waiting"
+    model_name = (not waits and answer.model) or "no model"
+    text = f"{answer.name} serves {model_name}{how}; baton {answer.version}"
     if answer.version != version:
         yield Finding(
             subject, "remark", f"{text}, here it is {version}", "install the same release on both"
+        )
+    elif waits:
+        failed = f"; it could not load {answer.model}, see its log" if answer.model else ""
+        yield Finding(
+            subject,
+            "remark",
+            f"{text}; it waits for one{failed}",
+            "send it the decoder's model: baton node send",
         )
     elif answer.state != "ready":
         yield Finding(subject, "remark", f"{text}; it is {answer.state}", "look again in a minute")
@@ -263,7 +273,8 @@ def described(
                 subject,
                 "wrong",
                 f"its model is another one than the given: {', '.join(differing)} differ",
-                "copy the decoder's checkpoint to the producer, and start it with that",
+                "send it the decoder's model (baton node send); started with --model, it serves "
+                "that alone",
             )
         else:
             yield Finding(subject, "ok", "its model is the given one")

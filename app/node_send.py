@@ -37,7 +37,15 @@ LOADING_S: Final = 900.0
 _ITS_OWN_S: Final = 120.0
 """How long it is waited for a model that a producer was started with."""
 _LOOK_S: Final = 0.5
-_NOTHING_KEPT: Final = ("model_identity_differs", "model_unusable", "model_manifest_invalid")
+_NONE_SERVES: Final = ("decoder_unreachable", "decoder_starting", "decoder_restarting")
+"""What is answered where no decoder serves a model: it would serve what the settings name."""
+_NO_USE: Final = (
+    "model_identity_differs",
+    "model_unusable",
+    "model_unsupported",
+    "model_manifest_invalid",
+)
+"""Of what to send the same once more does not help."""
 _COMMAND: Final = "baton produce, without --model"
 _AWAY: Final = ("producer_down", "connection_lost", "tls_failed", "handshake_refused")
 """What a producer that starts again answers for a moment."""
@@ -58,14 +66,17 @@ class Sent:
 def find_model(given: Path | None, decoder: Decoder) -> Path:
     """The decoder's model: ``given``, what the decoder says, or what this machine's settings do.
 
-    Raises ``ConfigError`` (``model_not_known``), and as ``settings.named``.
+    Raises ``ConfigError`` (``model_not_known``), ``TransferError`` where a decoder runs that
+    does not say (``invalid_api_key``, ...), and as ``settings.named``.
     """
     if given is not None:
         return given
     try:
         found = decoder.model()
-    except TransferError:
-        found = None  # it does not run, loads, or is none of ours
+    except TransferError as error:
+        if error.reason not in _NONE_SERVES:
+            raise  # one runs, and the settings may name another model than it serves
+        found = None
     if found is None and (named := settings.named("serve", "model")) is not None:
         found = Path(named)
     if found is not None and (found / "config.json").is_file():
@@ -103,7 +114,7 @@ def offer(
         return None
     try:
         path = find_model(model, decoder)
-    except ConfigError:
+    except (ConfigError, TransferError):
         if send or model is not None:
             raise
         if found.state == "waiting":
@@ -159,7 +170,7 @@ def deliver(peer: Peer, ours: Outgoing) -> Sent:
 
             kept = control.send_model(ours.offer, ours.pieces, sent)
     except (KeyboardInterrupt, BatonError) as error:
-        lost = isinstance(error, BatonError) and error.reason in _NOTHING_KEPT
+        lost = isinstance(error, BatonError) and error.reason in _NO_USE
         if meter.begun and not lost:
             told = f"{meter.told} sent; `baton node send '{peer.name}'` goes on from there"
             err.print(escape(told), soft_wrap=True)
@@ -211,7 +222,7 @@ class _Meter:
 def _await_served(peer: Peer, ours: Outgoing, kept: ModelKept) -> None:
     if kept.serving == "kept":
         err.print(
-            f"It serves another, which it was started with; to serve this one, there: "
+            f"It goes on serving another model; to serve this one, start it again there: "
             f"{escape(_COMMAND)}",
             soft_wrap=True,
         )

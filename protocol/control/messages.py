@@ -29,7 +29,7 @@ ProducerState = Literal["waiting", "loading", "ready", "stopping"]
 """``waiting``: it has no model, and takes one."""
 Serving = Literal["now", "restarting", "kept"]
 """What becomes of a model that was received: it is loaded ``now``, or by the process that takes
-this one's place, or ``kept`` beside the one that the producer was started with."""
+this one's place, or ``kept`` beside the one that the producer goes on serving."""
 ModelName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """What a model that is sent may be called."""
 StreamBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_STREAM)]
@@ -64,7 +64,10 @@ class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="des
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="description"):
-    """Producer: what it is. ``identity`` and ``recipe`` are null until it has loaded its model."""
+    """Producer: what it is. ``identity`` and ``recipe`` are null until it has loaded its model.
+
+    ``model`` is what it serves or loads; while it is waiting, what it could not load, or empty.
+    """
 
     name: Name
     version: Word

@@ -166,6 +166,16 @@ def test_what_it_says_of_itself() -> None:
     assert (refused.verdict, refused.what_to_do) == ("wrong", "do")
 
 
+@pytest.mark.parametrize(("model", "told"), [("", "waits for one"), ("m", "not load m, see its")])
+def test_one_that_waits_for_a_model_is_sent_one(model: str, told: str) -> None:
+    waiting = Description("box", "0.1.0", "waiting", model, None, None)
+    found = one(links.described(waiting, "p", None, "0.1.0"))
+    assert found.verdict == "remark"
+    assert "box serves no model" in found.found
+    assert told in found.found
+    assert "baton node send" in found.what_to_do
+
+
 def test_its_model_is_compared_with_the_given_one() -> None:
     class Given:
         identity = SAME
@@ -176,6 +186,7 @@ def test_its_model_is_compared_with_the_given_one() -> None:
     found = list(links.described(READY, "p", Given(), "0.1.0"))  # type: ignore[arg-type]
     assert verdicts(found) == ["ok", "wrong"]
     assert "weights, revision differ" in found[-1].found
+    assert "baton node send" in found[-1].what_to_do
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from app.node_send import find_model
 from protocol.control import Event, ModelOffered, ProducerControl
 from protocol.control.messages import Description
 from protocol.control.models import PIECE_BYTES
-from protocol.errors import BatonError, ConfigError
+from protocol.errors import BatonError, ConfigError, TransferError
 from protocol.reasons import refusal
 from tests.app.test_node_command import NOBODY, baton, done, peers_of, reason
 from tests.app.test_status import answering as decoder_answering
@@ -207,6 +207,22 @@ def test_the_model_is_what_was_named_or_served_or_set(
     with decoder_answering(200, {"model": "m", "model_path": str(copy)}) as url:
         assert find_model(None, Decoder(url)) == copy
         assert find_model(tmp_path, Decoder(url)) == tmp_path
+
+
+@pytest.mark.parametrize("reason", ["invalid_api_key", "decoder_stopping", "engine_fault"])
+def test_a_decoder_that_runs_and_does_not_say_is_not_guessed_at(
+    no_settings: Path, model: Path, reason: str
+) -> None:
+    """The settings may name another model than the one that it serves."""
+    no_settings.write_text(f'[serve]\nmodel = "{model}"\n')
+    refusal = {"error": {"code": reason, "message": "x"}}
+    with decoder_answering(401, refusal) as url:
+        with pytest.raises(TransferError) as caught:
+            find_model(None, Decoder(url))
+        assert caught.value.reason == reason
+    refusal = {"error": {"code": "decoder_starting", "message": "x"}}
+    with decoder_answering(503, refusal) as url:
+        assert find_model(None, Decoder(url)) == model
 
 
 @pytest.mark.parametrize("status", [{}, {"model_path": None}, {"model_path": 7}])
