@@ -37,15 +37,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(config: ProducerConfig, *, supervised: bool) -> int:
-    from gb10_producer import beginnings
+    from gb10_producer import beginnings, presence
 
-    if beginnings.runs_elsewhere(config):
+    if (running := beginnings.for_one_that_runs(config)) is not None:
         from gb10_producer import node
 
-        return node.run(config, only_pair=True)
+        return node.run(running, only_pair=True)
     beginnings.require_something(config)
     if config.synthetic is None:
         require("producer")
+    if config.lifeline_fd is not None:
+        return _run(config, supervised=supervised)  # whoever started it shows that it runs
+    with presence.shown(config):
+        return _run(config, supervised=supervised)
+
+
+def _run(config: ProducerConfig, *, supervised: bool) -> int:
     if supervised:
         from gb10_producer import supervisor
 

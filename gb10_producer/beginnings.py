@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gb10_producer.config import ProducerConfig, nothing_to_serve
+from gb10_producer.presence import port_of_another
 from gb10_producer.received import ReceivedModels
-from gb10_producer.server import taken
 from trust.places import Place
 
 
@@ -13,11 +15,17 @@ def received_models(config: ProducerConfig) -> ReceivedModels:
     return ReceivedModels(config.cache_path / "models", config.cache_path / "digests.json")
 
 
-def runs_elsewhere(config: ProducerConfig) -> bool:
-    """Whether a code is wanted for a producer that runs already, which notices by itself."""
-    if not (config.pair and config.unnamed) or config.lifeline_fd is not None:
-        return False
-    return taken(config.address, config.port)
+def for_one_that_runs(config: ProducerConfig) -> ProducerConfig | None:
+    """What to pair with, if a code is wanted for a producer that runs already.
+
+    It notices by itself who has paired. ``None``: this start is the producer's own.
+    """
+    if not (config.pair and config.unnamed and config.registered):
+        return None
+    if config.lifeline_fd is not None:
+        return None
+    port = port_of_another(config)
+    return None if port is None else replace(config, port=port or config.port)
 
 
 def require_something(config: ProducerConfig) -> None:

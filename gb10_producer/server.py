@@ -61,15 +61,6 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     return listener
 
 
-def taken(host: str, port: int) -> bool:
-    """Whether somebody listens there already."""
-    try:
-        bind(host, port).close()
-    except ConfigError as error:
-        return error.reason == "port_taken"
-    return False
-
-
 def url_of(listener: socket.socket, scheme: str) -> str:
     """``ws://host:port`` of a bound socket, IPv6 hosts in brackets."""
     host, port = listener.getsockname()[:2]
