@@ -34,17 +34,14 @@ _FREQUENCY_TOLERANCE: Final = 1e-5
 
 _MISREAD: Final = (
     StrictDataclassError,
+    ArithmeticError,
     AssertionError,
     AttributeError,
     ImportError,
     LookupError,
-    NotImplementedError,
-    OverflowError,
-    RecursionError,
     RuntimeError,
     TypeError,
     ValueError,
-    ZeroDivisionError,
 )
 """What transformers and torch raise of a configuration that they cannot build a model of."""
 

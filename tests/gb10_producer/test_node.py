@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from gb10_producer import node, trust
+from gb10_producer.attempts import unended
 from gb10_producer.config import parse
 from gb10_producer.memory import Ledger
 from gb10_producer.prefill import Rows
@@ -158,47 +159,82 @@ def test_a_stop_while_it_still_loads_is_one_at_once(number: signal.Signals) -> N
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
+import os, signal, sys, time
 from gb10_producer import node
 from gb10_producer.config import parse
 
 def load(config, begun):
     begun()
     print("loading", config.model.name, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if sys.stdin.readline() == "die\\n":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
 
 node._source = load
 sys.exit(node.run(parse(sys.argv[1:]).config))
 """
 
 
-def test_a_received_model_that_has_the_process_killed_is_loaded_twice_and_no_more(
-    tmp_path: Path,
-) -> None:
-    """As by the kernel, for its memory: nobody is left to say why."""
+@contextmanager
+def loading(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A producer that loads, or waits beside, the received model ``one``."""
+    places = ["--state-dir", str(tmp_path / "state"), "--cache-dir", str(tmp_path / "cache")]
+    words = ["--host", "127.0.0.1", "--port", "0", "--secrets", "file", *places]
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def received(tmp_path: Path) -> Path:
     model = tmp_path / "cache" / "models" / "one"
     model.mkdir(parents=True)
     (model / MANIFEST).write_text("[]")
-    places = ["--state-dir", str(tmp_path / "state"), "--cache-dir", str(tmp_path / "cache")]
-    words = ["--host", "127.0.0.1", "--port", "0", "--secrets", "file", *places]
+    return model
 
-    def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", KILLED, *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    for _ in range(2):
-        process = start()
-        said, _ = process.communicate(timeout=20.0)
-        assert (process.returncode, said) == (-signal.SIGKILL, "loading one\n")
-    process = start()
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("waiting ws")
-    process.terminate()
-    said, told = process.communicate(timeout=20.0)
-    assert (process.returncode, said) == (0, "")
+def test_a_received_model_that_has_the_process_killed_is_loaded_twice_and_no_more(
+    tmp_path: Path, received: Path
+) -> None:
+    """As by the kernel, for its memory: nobody is left to say why."""
+    for count in (1, 2):
+        with loading(tmp_path) as process:
+            assert said(process) == "loading one\n"
+            process.communicate("die\n", timeout=20.0)
+            assert process.returncode == -signal.SIGKILL
+        assert unended(received) == count
+    with loading(tmp_path) as process:
+        assert said(process).startswith("waiting ws")
+        process.terminate()
+        _, told = process.communicate(timeout=20.0)
+        assert process.returncode == 0
     assert "one was received, and is not loaded" in told
     assert "baton node send" in told
+
+
+def test_who_stops_a_producer_while_it_loads_says_nothing_against_the_model(
+    tmp_path: Path, received: Path
+) -> None:
+    with loading(tmp_path) as process:
+        assert said(process) == "loading one\n"
+        assert unended(received) == 1
+        process.terminate()
+        assert process.wait(5.0) == 0
+    assert unended(received) == 0
 
 
 def test_two_machines_pair_by_two_files(tmp_path: Path) -> None:
