@@ -34,6 +34,8 @@ from protocol.reasons import REASON_HEADER
 log = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 16
+_READS_PER_POLL = 64
+_MOST_REPLIES = 1 << 20
 _BUFFERS_PER_CALL = 64
 _SOCKET_BUFFER = 4 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -89,6 +91,8 @@ class Wire:
         self._bulk_held = 0
         self._write_after_read = False
         self._woken = False
+        self._replies = 0
+        """Bytes that were queued as answers of the WebSocket's own since nothing was queued."""
         self._eof_queued = False
         self._reject: Callable[[str], Rejection | None] = lambda path: None
         self._last_write = time.monotonic()
@@ -303,7 +307,10 @@ class Wire:
 
     def _read(self) -> None:
         self._write_after_read = False
-        while not self.closed and not self._full:
+        # Not for as long as there is something: the owner has deadlines to look at.
+        for _ in range(_READS_PER_POLL):
+            if self.closed or self._full:
+                return
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -325,7 +332,13 @@ class Wire:
                 self._protocol.send_response(self._response(event))
             elif isinstance(event, Frame):
                 self._frame(event)
+        before = self.pending
         self._take_protocol_bytes()
+        self._replies += self.pending - before
+        if self._replies > _MOST_REPLIES:
+            raise PeerProtocolError(
+                "The peer pings and does not read.", reason="websocket_violation", field="ping"
+            )
         violation = self._protocol.parser_exc
         if violation is not None and not isinstance(violation, EOFError):
             raise PeerProtocolError(
@@ -381,6 +394,8 @@ class Wire:
                 raise _lost("The connection broke.", "connection_lost") from error
             self._last_write = time.monotonic()
             self._written(sent)
+        if not self._out:
+            self._replies = 0
         if self._eof_queued and not self._out and not self.closed:
             self._half_close()
 

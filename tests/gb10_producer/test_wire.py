@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 import threading
@@ -298,3 +299,22 @@ def test_bytes_beyond_their_bound_are_refused() -> None:
         client.sendall(masked(0x82, b"x" * 1001)[:8])
         with pytest.raises(PeerProtocolError):
             wire.poll(1.0)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_pings_without_end_is_let_go(reads: bool, producer_url: str) -> None:
+    """Without reading, at once; else when its handshake has taken too long."""
+    host, port = producer_url.split("//")[1].split(":")
+    pings = masked(0x89, b"p" * 100) * 1000
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(UPGRADE)
+        stranger.settimeout(0.05)
+        deadline, sent = time.monotonic() + 20.0, 0
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    sent += stranger.send(pings[sent % len(pings) :])
+                    while reads and stranger.recv(1 << 20):
+                        pass
+    assert time.monotonic() < deadline
+    assert sent < 64 << 20
