@@ -301,20 +301,43 @@ def test_bytes_beyond_their_bound_are_refused() -> None:
             wire.poll(1.0)
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_who_pings_without_end_is_let_go(reads: bool, producer_url: str) -> None:
-    """Without reading, at once; else when its handshake has taken too long."""
-    host, port = producer_url.split("//")[1].split(":")
-    pings = masked(0x89, b"p" * 100) * 1000
-    with socket.create_connection((host, int(port))) as stranger:
-        stranger.sendall(UPGRADE)
-        stranger.settimeout(0.05)
-        deadline, sent = time.monotonic() + 20.0, 0
-        with contextlib.suppress(ConnectionError):
-            while time.monotonic() < deadline:
-                with contextlib.suppress(TimeoutError):
-                    sent += stranger.send(pings[sent % len(pings) :])
-                    while reads and stranger.recv(1 << 20):
-                        pass
-    assert time.monotonic() < deadline
-    assert sent < 64 << 20
+def test_who_pings_and_does_not_read_is_let_go() -> None:
+    """What answers hold in memory is bounded."""
+    with connected() as (wire, client):
+        client.setblocking(False)
+        pings = masked(0x89, b"p" * 100) * 1000
+
+        def flood() -> None:
+            sent = 0
+            while sent < 64 << 20:
+                with contextlib.suppress(BlockingIOError):
+                    sent += client.send(pings[sent % len(pings) :])
+                wire.poll(0.0)
+                assert wire.pending < 2 << 20
+
+        with pytest.raises(PeerProtocolError) as caught:
+            flood()
+        assert caught.value.field == "ping"
+
+
+def test_a_flood_does_not_keep_a_wire_from_its_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (wire, client):
+        taken = [0]
+        more = [masked(0x8A, b"p" * 100) * 500] * 1000
+
+        class Endless:
+            """A socket that always has more."""
+
+            def recv(self, size: int) -> bytes:
+                taken[0] += 1
+                assert taken[0] < 1000, "it reads for as long as there is something"
+                return more.pop()
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(client, name)
+
+        monkeypatch.setattr("gb10_producer.wire._RECEIVE_BYTES", 1)
+        with monkeypatch.context() as instead:
+            instead.setattr(wire, "_socket", Endless())
+            wire._read()
+        assert 1 < taken[0] < 100
