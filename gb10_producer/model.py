@@ -45,6 +45,13 @@ _MISREAD: Final = (
 )
 """What transformers and torch raise of a configuration that they cannot build a model of."""
 
+_NOT_THE_MODELS: Final = (
+    "auto_map",
+    *(f"{before}{part}_implementation" for part in ("attn", "experts") for before in ("", "_")),
+    *(f"_{part}_implementation_internal" for part in ("attn", "experts")),
+)
+"""How to compute is this machine's to choose: a name of a kernel here may be a hub's."""
+
 _NOT_TORCHS: Final = ("quantization", "quantization_config", "quantize_activations")
 """What ``config.json`` says to mlx-lm about the files, and transformers would misread."""
 
@@ -204,9 +211,17 @@ def compute_exactly(device: torch.device, threads: int | None = None) -> None:
         torch.set_num_threads(threads)
 
 
+def _plain(value: Any) -> Any:
+    """A configuration without what says how to compute it, or with whose code."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if name not in _NOT_THE_MODELS}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def _torch_config(checkpoint: Checkpoint) -> Any:
     """transformers' configuration of the text model, with the tweaks that belong into it."""
-    given = {name: value for name, value in checkpoint.config.items() if name not in _NOT_TORCHS}
+    given = _plain(checkpoint.config)
+    given = {name: value for name, value in given.items() if name not in _NOT_TORCHS}
     known = transformers.CONFIG_MAPPING
     model_type = str(given.get("model_type"))
     if model_type not in known:

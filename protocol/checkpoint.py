@@ -29,6 +29,12 @@ Progress = Callable[[int, int], None]
 """Called with the bytes hashed so far and their total."""
 
 _CHUNK: Final = 4 << 20
+MAX_JSON: Final = 16 << 20
+"""Most bytes of a file of JSON that is read as a whole: those of real models have some KB, and
+a chat template some hundred.
+"""
+MAX_LAYERS: Final = 4096
+"""Most layers that a configuration may have; the largest models have some hundred."""
 _MAX_HEADER: Final = 100 << 20
 """The safetensors format's own limit on its JSON header."""
 _MARK_LENGTH: Final = 5
@@ -204,7 +210,17 @@ def _inspect(model_dir: Path) -> _Inspected:
 def _kind(config: dict[str, Any]) -> tuple[Architecture, dict[str, Any] | None]:
     """The architecture of a configuration, and its quantisation if it has one."""
     with well_formed():
-        return resolve(config), _quantisation(config)
+        found = resolve(config), _quantisation(config)
+        # Before anything is made for each of them.
+        layers = text_config(config).get("num_hidden_layers", 0)
+        if layers > MAX_LAYERS:
+            raise ConfigError(
+                f"config.json speaks of {layers} layers",
+                reason="config_unreadable",
+                field="num_hidden_layers",
+                expected=f"at most {MAX_LAYERS}",
+            )
+        return found
 
 
 def require_tokenizer(model_dir: Path) -> None:
@@ -391,6 +407,11 @@ def _quantisation(config: dict[str, Any]) -> dict[str, Any] | None:
         mode = entry.get("mode", "affine")
         if mode != "affine":
             raise _unsupported_quantisation(mode)
+        # Entries of single tensors may leave out what holds for all.
+        bits = entry.get("bits", found.get("bits"))
+        group = entry.get("group_size", found.get("group_size"))
+        if bits not in (2, 3, 4, 5, 6, 8) or group not in (16, 32, 64, 128):
+            raise _unsupported_quantisation(f"{bits} bits in groups of {group}")
     return found
 
 
@@ -405,8 +426,17 @@ def _unsupported_quantisation(name: str) -> ConfigError:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        raw = file.read(MAX_JSON + 1)
+    if len(raw) > MAX_JSON:
+        raise ConfigError(
+            f"{path.name} is too large to be what it is called",
+            reason="config_unreadable",
+            field=path.name,
+            expected=f"at most {MAX_JSON} bytes",
+        )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path.name} is not JSON", reason="config_unreadable", field=path.name

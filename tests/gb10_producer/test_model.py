@@ -67,6 +67,25 @@ def test_a_configuration_that_transformers_cannot_build_is_refused_with_a_reason
     assert caught.value.hint
 
 
+def test_a_checkpoint_does_not_choose_how_it_is_computed(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """The name of a kernel would be fetched from a hub, or be one that this machine has not."""
+    path = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), path)
+    config = json.loads((path / "config.json").read_text())
+    kernel = "kernels-community/flash-attn"
+    config |= {"attn_implementation": kernel, "_attn_implementation": kernel}
+    config |= {"experts_implementation": kernel, "auto_map": {"AutoModel": "code.Model"}}
+    (path / "config.json").write_text(json.dumps(config))
+    chosen = loaded(path).decoder.config
+    assert (
+        chosen._attn_implementation
+        == loaded(checkpoint("llama")).decoder.config._attn_implementation
+    )
+    assert "kernels" not in json.dumps(chosen.to_dict(), default=str)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_model_computes_in_the_checkpoints_dtype(dtype: str, checkpoint: Checkpoints) -> None:
     model = loaded(checkpoint("llama", dtype=dtype))

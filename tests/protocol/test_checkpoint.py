@@ -216,7 +216,7 @@ def test_nothing_there(tmp_path: Path, copied: Path) -> None:
     assert _reason(copied) == "model_missing"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3"])
+@pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000, " " * (module.MAX_JSON + 1)])
 def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
     (copied / "config.json").write_text(text)
     assert _reason(copied) == "config_unreadable"
@@ -226,6 +226,9 @@ def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
     ("field", "value"),
     [
         ("num_hidden_layers", "two"),
+        ("num_hidden_layers", 10**9),
+        ("quantization", {}),
+        ("quantization", {"bits": 4}),
         ("num_attention_heads", 0),
         ("hidden_size", None),
         ("model_type", 7),
@@ -242,7 +245,9 @@ def test_a_field_of_another_type_is_a_refusal(
     for read in (read_checkpoint, read_layout):
         with pytest.raises(ConfigError) as caught:
             read(copied)
-        assert caught.value.reason in ("config_unreadable", "architecture_unsupported")
+        assert caught.value.reason in (
+            *("config_unreadable", "architecture_unsupported", "quantisation_unsupported"),
+        )
 
 
 def test_fields_that_are_missing(copied: Path) -> None:
