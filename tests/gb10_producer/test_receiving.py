@@ -495,6 +495,6 @@ def test_a_decoder_is_told_that_there_is_no_model(tmp_path: Path) -> None:
         assert caught.value.reason == "producer_without_model"
         assert "baton node send" in str(caught.value.hint)
         front.profile = Profile("gb10", "1", "some-model")
-        assert refused(connect) == "producer_busy"
+        assert refused(connect) == "producer_loading"
     finally:
         assert server.stop()
