@@ -133,7 +133,8 @@ def describe(peer: Peer) -> Description:
     with Control.open(peer.address, peer.record) as control:
         found = control.describe()
     how = "" if found.recipe is None else f", {found.recipe.device}, {found.recipe.dtype}"
-    model = escape(found.model or "no model")
+    # One that waits names what it could not load, if anything.
+    model = "no model" if found.state == "waiting" else escape(found.model or "no model")
     err.print(f"it serves {model} ({found.state}{how}), baton {escape(found.version)}")
     return found
 

@@ -209,8 +209,13 @@ class _Visit:
             raise refusal("models_not_taken", "this producer serves no model that is received")
         self._log("model offered", model=offer.name, bytes=offer.nbytes)
         self.began = time.monotonic()
-        self.receipt = Receipt(self.taking.models, offer, self.wire.wake)
+        self.receipt = Receipt(self.taking.models, offer, self.wire.wake, self._unheard)
         self.receipt.start()
+
+    def _unheard(self, path: Path) -> None:
+        """A model is whole whose sender is gone. The receipt's thread, or this one."""
+        assert self.taking is not None
+        self._log("model kept", model=path.name, serving=self.taking.received(path))
 
     def _receive(self) -> None:
         """Pass on what has come of a model, and say what became of it. Raises ``BatonError``."""

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from gb10_producer.received import Kept, ReceivedModels
@@ -40,7 +41,15 @@ class Receipt:
     ``wake`` is called from its thread whenever there is news, or room for more.
     """
 
-    def __init__(self, models: ReceivedModels, offer: SendModel, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        models: ReceivedModels,
+        offer: SendModel,
+        wake: Callable[[], None],
+        unheard: Callable[[Path], object],
+    ) -> None:
+        """``unheard`` is called with a model that is kept and of which nobody asks for news."""
+        self._unheard = unheard
         self._models = models
         self._offer = offer
         self._wake = wake
@@ -70,11 +79,17 @@ class Receipt:
 
     def news(self) -> News | None:
         """What has happened since this was asked."""
-        return self._news.popleft() if self._news else None
+        with self._lock:
+            return self._news.popleft() if self._news else None
 
     def stop(self) -> None:
         """Keep what has come, and take no more. Does not wait for a disk that takes long."""
-        self._stopped.set()
+        with self._lock:
+            self._stopped.set()
+            left = [news for news in self._news if isinstance(news, Kept)]
+            self._news.clear()
+        for kept in left:
+            self._unheard(kept.path)
         self._pieces.put(None)
         if self._thread.ident is not None:
             self._thread.join(_END_S)
@@ -111,5 +126,12 @@ class Receipt:
 
     def _tell(self, news: News) -> None:
         self._over = not isinstance(news, Wanted)
-        self._news.append(news)
-        self._wake()
+        with self._lock:
+            heard = not self._stopped.is_set()
+            if heard:
+                self._news.append(news)
+        if heard:
+            self._wake()
+        elif isinstance(news, Kept):
+            # The sender is gone, and the model is whole: it is served like any other.
+            self._unheard(news.path)
