@@ -288,7 +288,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         *("--blas",),
         default=AUTO,
-        metavar="FILE",
+        metavar="LIBRARY",
         help=f"Linux, without a GPU: the BLAS that multiplies; {AUTO}: OpenBLAS if this machine "
         f"has it; {BUNDLED}: MLX's own (%(default)s)",
     )

@@ -26,7 +26,7 @@ from tests.gb10_producer.registered import kept_of, record_of
 from trust.peers import Peers
 
 PATHS = {"DIR", "FILE"}
-OTHERS = {"N", "T", "SIZE", "NAME", "URL", "HOST", "LAYOUT", "HOST:PORT"}
+OTHERS = {"N", "T", "SIZE", "NAME", "URL", "HOST", "LAYOUT", "HOST:PORT", "LIBRARY"}
 
 
 def with_value(parser: argparse.ArgumentParser) -> list[argparse.Action]:

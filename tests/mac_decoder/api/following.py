@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from protocol.errors import TransferError
 from protocol.status.snapshot import Snapshot
 from protocol.status.stream import Change, Full, Hello, Message, apply, decode
+from trust.websocket import WebSocket
 
 
 class Follower:
     """``messages`` are all that came, ``snapshot`` is what they come to."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection | _OneThread) -> None:
         self.connection = connection
         self.messages: list[Message] = []
         self.texts: list[str] = []
@@ -76,3 +80,29 @@ def following(url: str, **more: Any) -> Iterator[Follower]:
     address = "ws" + url.removeprefix("http") + "/status/stream"
     with connect(address, proxy=None, open_timeout=10, **more) as connection:
         yield Follower(connection)
+
+
+class _OneThread:
+    """A connection over TLS, which the library's client uses from two threads at once: OpenSSL
+    does not allow that.
+    """
+
+    def __init__(self, sock: WebSocket) -> None:
+        self._socket = sock
+
+    def recv(self, timeout: float) -> str:
+        try:
+            return self._socket.receive(time.monotonic() + timeout).decode()
+        except TransferError as error:
+            raise TimeoutError from error
+
+
+@contextmanager
+def following_over_tls(port: int, trusting: ssl.SSLContext) -> Iterator[Follower]:
+    """A follower of the server at a port of this machine, which shows a trusted certificate."""
+    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    wrapped = trusting.wrap_socket(raw, server_hostname="localhost")
+    client = WebSocket(wrapped, f"wss://localhost:{port}/status/stream", 1 << 24)
+    with closing(client):
+        client.open(time.monotonic() + 10.0, hint="")
+        yield Follower(_OneThread(client))

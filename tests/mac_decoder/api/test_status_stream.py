@@ -38,7 +38,7 @@ from protocol.errors import EngineFault
 from protocol.status.stream import Change, Full
 from tests.e2e.running import until
 from tests.mac_decoder.api.answers import text
-from tests.mac_decoder.api.following import following
+from tests.mac_decoder.api.following import following, following_over_tls
 from tests.mac_decoder.api.recital import Recital
 from tests.mac_decoder.api.scripted import REPORT, Part, ScriptedEngine
 from tests.mac_decoder.api.serving import Server, serving
@@ -476,7 +476,7 @@ def test_behind_tls_it_is_the_same(recital: Recital, tmp_path: Path) -> None:
     shown = tls.own(tmp_path, ("localhost", "127.0.0.1"))
     trusting = ssl.create_default_context(cafile=str(shown.path))
     with scripted(recital, nothing, tls=shown.context) as server:
-        with following(server.url, ssl=trusting) as follower:
+        with following_over_tls(server.port, trusting) as follower:
             server.engine.figures["open"] = 5
             follower.until(lambda now: now.engine.open == 5, 2.0)
             assert len(server.door.crowd) == 1
