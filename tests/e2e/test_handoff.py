@@ -46,6 +46,7 @@ def test_a_producer_killed_in_mid_handoff_and_started_again(produce, tmp_path):
             handoff.committed()
 
 
+@pytest.mark.soak
 def test_two_machines_with_a_pairing(produce, serve, checkpoint, tmp_path):
     model = str(checkpoint("llama"))
     made = tmp_path / "pairing"

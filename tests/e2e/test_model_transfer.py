@@ -129,6 +129,7 @@ def test_a_box_without_a_model_is_sent_one_while_it_is_added_and_prefills_with_i
     assert once_more["bytes"] > 1_000_000
 
 
+@pytest.mark.soak
 def test_who_is_not_asked_is_told_what_to_type_and_another_model_takes_over(
     empty: Box, alone: Mac, tmp_path: Path, model: Path, checkpoint: Callable[..., Path]
 ) -> None:
