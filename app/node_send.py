@@ -47,7 +47,13 @@ _NO_USE: Final = (
 )
 """Of what to send the same once more does not help."""
 _COMMAND: Final = "baton produce, without --model"
-_AWAY: Final = ("producer_down", "connection_lost", "tls_failed", "handshake_refused")
+_AWAY: Final = (
+    "producer_down",
+    "connection_lost",
+    "tls_failed",
+    "handshake_refused",
+    "producer_stopping",
+)
 """What a producer that starts again answers for a moment."""
 
 
