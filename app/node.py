@@ -260,7 +260,7 @@ def _await_health(decoder: Decoder, peer: Peer, settle_s: float) -> None:
 
 def _not_running(decoder: Decoder) -> str:
     """That no decoder answers, and where; it may be elsewhere."""
-    return f"{NOT_RUNNING} at {decoder.url} (--url HOST:PORT names another)"
+    return f"{NOT_RUNNING} at {escape(decoder.url)} (--url HOST:PORT names another)"
 
 
 def _still(error: TransferError) -> str:

@@ -26,6 +26,7 @@ Table = Literal["serve", "produce"]
 
 MAX_BYTES: Final = 64 * 1024
 _HOST: Final = re.compile(r"[A-Za-z0-9:._-]*")
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 FOR_ONE_RUN: Final = frozenset(
     {
@@ -63,9 +64,7 @@ def named(table: Table, key: str) -> str | None:
 
     Raises ``ConfigError`` as :func:`arguments`, but for keys, which are not looked at.
     """
-    path = default_path()
-    raw = _read(path, required=False)
-    found = None if raw is None else _table(path, raw, table).get(key)
+    found = _usual(table).get(key)
     return found if isinstance(found, str) else None
 
 
@@ -75,9 +74,7 @@ def of_the_decoder() -> dict[str, str]:
 
     Raises ``ConfigError`` as :func:`named`.
     """
-    path = default_path()
-    raw = _read(path, required=False)
-    found = {} if raw is None else _table(path, raw, "serve")
+    found = _usual("serve")
     texts = {key: value for key, value in found.items() if isinstance(value, str)}
     known = {
         key.replace("-", "_"): texts[key]
@@ -85,7 +82,7 @@ def of_the_decoder() -> dict[str, str]:
         if key in texts
     }
     host, port = texts.get("host", "127.0.0.1"), str(found.get("port", DEFAULT_PORT))
-    usable = bool(_HOST.fullmatch(host)) and port.isascii() and port.isdecimal()
+    usable = bool(_HOST.fullmatch(host) and _PORT.fullmatch(port))
     # What cannot be served is for `baton serve` to refuse.
     if ("host" in texts or "port" in found) and usable and int(port) < 1 << 16:
         # What listens on every address does on this machine's own.
@@ -94,6 +91,13 @@ def of_the_decoder() -> dict[str, str]:
         shown = f"[{reached}]" if ":" in reached else reached
         known["url"] = f"{scheme}://{shown}:{port}"
     return known
+
+
+def _usual(table: Table) -> dict[str, Any]:
+    """What the file that is read where none is named says of a side."""
+    path = default_path()
+    raw = _read(path, required=False)
+    return {} if raw is None else _table(path, raw, table)
 
 
 def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -96,6 +96,7 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         ('port = "9000"', {"url": "http://127.0.0.1:9000"}),
         ("port = true", {}),
         ("port = 99999", {}),
+        (f'port = "{"9" * 5000}"', {}),
         ('host = "[::1]"', {}),
         ('host = "127.0.0.1:1/x?#"', {}),
     ],
