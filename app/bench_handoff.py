@@ -28,7 +28,8 @@ from rich.table import Table
 from app.bench_decoder import Round, decode
 from app.bench_limit import receive, send
 from app.children import Child, start
-from app.terminal import err, human_bytes, out, print_json
+from app.terminal import err, out, print_json
+from app.view.words import human_bytes
 from gb10_producer.trust import make_pairing
 from protocol.errors import EngineFault, RequestError, TransferError
 from protocol.halves import require

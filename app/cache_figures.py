@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.cache_place import Place
-from app.terminal import human_bytes, out, progress
+from app.terminal import out, progress
+from app.view.words import human_bytes
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.limits import default_limits
 from mac_decoder.store.store import StoreStats

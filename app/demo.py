@@ -21,7 +21,8 @@ from app.ask import Answer, Question, ask, served_model
 from app.demo_model import ensure
 from app.document import read_document
 from app.loopback import Loopback, loopback
-from app.terminal import Words, err, human_bytes, out, print_json, progress
+from app.terminal import Words, err, out, print_json, progress
+from app.view.words import human_bytes
 from protocol.halves import require
 
 QUESTION = "What are these tides at new moon and full moon called?"

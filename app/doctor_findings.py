@@ -20,7 +20,7 @@ from app.doctor_facts import (
     System,
 )
 from app.service import COMMANDS, Installed, Side
-from app.terminal import human_bytes
+from app.view.words import human_bytes
 from protocol import releases
 from protocol.errors import BatonError, ConfigError
 from protocol.halves import install_command

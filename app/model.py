@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.demo_model import cache_root
-from app.terminal import err, human_bytes, out, print_json, step
+from app.terminal import err, out, print_json, step
+from app.view.words import human_bytes
 from protocol.architectures import resolve
 from protocol.checkpoint import read_config, well_formed
 from protocol.errors import ConfigError

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from app.node_registry import link_name
 from app.status import STATE_STYLES
-from app.terminal import human_bytes
+from app.view.words import human_bytes
 from mac_decoder.qualify.verdicts import Verdict
 from trust.peers import Peer
 

@@ -19,7 +19,8 @@ from app import settings
 from app.model_stream import Outgoing, outgoing
 from app.node_decoder import Decoder
 from app.node_registry import Registry
-from app.terminal import err, human_bytes, progress, step
+from app.terminal import err, progress, step
+from app.view.words import human_bytes
 from protocol.control.messages import Description, ModelKept
 from protocol.errors import BatonError, ConfigError, TransferError
 from protocol.identity import identity_differences
@@ -50,7 +51,6 @@ _COMMAND: Final = "baton produce, without --model"
 _AWAY: Final = (
     "producer_down",
     "connection_lost",
-    "tls_failed",
     "handshake_refused",
     "producer_stopping",
 )

@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app.terminal import err, human_bytes, out, print_json
+from app.terminal import err, out, print_json
+from app.view.words import human_bytes
 from protocol.architectures import text_config
 from protocol.checkpoint import read_config, read_layout
 from protocol.errors import ConfigError, RequestError

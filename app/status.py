@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app.terminal import human_bytes, out, print_json
+from app.terminal import out, print_json
+from app.view.words import human_bytes
 from protocol.errors import ConfigError, TransferError
 
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -126,12 +126,3 @@ class Words:
             return "\n" + word
         self._column += len(blanks) + len(word)
         return blanks + word
-
-
-def human_bytes(count: float) -> str:
-    """A byte count with a decimal unit: 954,190,848 becomes "954.2 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")

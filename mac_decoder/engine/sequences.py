@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from mac_decoder.engine.member import Left
 from mac_decoder.engine.request import Cut, Request
 from mac_decoder.keeper import Keeper, Kept, Line, Restored
 from mac_decoder.kv.install import allocated, canonical, check_position, detach, views
-from mac_decoder.reuse.accounting import Accounts, Served
+from mac_decoder.reuse.accounting import UNAVAILABLE, Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
 from protocol.blocks import BLOCK
 from protocol.errors import IntegrityError
@@ -40,9 +41,10 @@ class Sequences:
         keeper: Keeper | None,
         room: Callable[[], int],
         active_parameters: int | None = None,
+        today: Callable[[], date] = date.today,
     ) -> None:
         """``room`` gives the bytes that nothing but the live tier takes; ``keeper`` ``None``
-        keeps nothing.
+        keeps nothing. ``today`` is the day by which savings are told.
         """
         device = "metal" if mx.metal.is_available() else "cpu"
         self._layout = layout
@@ -53,6 +55,9 @@ class Sequences:
         self.live = LiveTier()
         self._promised: dict[int, int] = {}
         self.accounts = Accounts(active_parameters)
+        self._calendar = today
+        self._today = today()
+        self._before_today = self.accounts
 
     # -- taking
 
@@ -102,6 +107,9 @@ class Sequences:
 
     def count(self, served: Served) -> None:
         """Book a request whose cache is installed."""
+        today = self._calendar()
+        if self._today != today:
+            self._today, self._before_today = today, self.accounts
         self.accounts = self.accounts.after(served)
 
     # -- leaving
@@ -219,6 +227,11 @@ class Sequences:
     def status(self) -> dict[str, Any]:
         """Figures of all tiers, counters, and what is derived from them. Any thread."""
         accounts = self.accounts
+        derived = accounts.derived()
+        of_today = self._today == self._calendar()
+        derived["seconds_saved_today"] = (
+            accounts.saved_since(self._before_today) if of_today else UNAVAILABLE
+        )
         return {
             "live": {
                 "sequences": len(self.live),
@@ -227,5 +240,5 @@ class Sequences:
             },
             **(self.keeper.status() if self.keeper is not None else {}),
             "counters": accounts.counters(),
-            "derived": {name: figure._asdict() for name, figure in accounts.derived().items()},
+            "derived": {name: figure._asdict() for name, figure in derived.items()},
         }

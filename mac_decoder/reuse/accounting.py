@@ -233,6 +233,20 @@ class Accounts:
             "joules_saved": joules,
         }
 
+    def saved_since(self, before: Accounts) -> Figure:
+        """Seconds saved after ``before``, which these accounts have grown from."""
+        now, then = self._seconds_saved(self._saved()), before._seconds_saved(before._saved())
+        if not before._restored_tokens:
+            return now
+        if (
+            now.value is None
+            or then.value is None
+            or self._restored_tokens == before._restored_tokens
+        ):
+            return UNAVAILABLE
+        exact = now.tag == then.tag == "measured"
+        return Figure(now.value - then.value, "measured" if exact else "estimated")
+
     # -- what the figures rest on
 
     def _hit_rate(self) -> Figure:

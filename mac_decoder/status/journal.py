@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from mac_decoder.engine.facade import Stream
-from mac_decoder.status.told import source
+from mac_decoder.status.told import merged, source
 from protocol.status.figures import UNAVAILABLE, Figure, measured
 from protocol.status.snapshot import (
     MOST_RECENT,
@@ -137,10 +137,14 @@ def served(told: Mapping[str, Any]) -> Served:
         staging_bytes=told["staging_bytes"],
         evicted_bytes=told["evicted_bytes"],
         ttft_ms=measured(told["ttft_ms"]),
-        phases={name: measured(milliseconds) for name, milliseconds in told["phases"].items()},
+        phases=_phases(told),
         fallback=told["fallback"],
         reasons=tuple(told["reasons"]),
     )
+
+
+def _phases(told: Mapping[str, Any]) -> dict[str, Figure]:
+    return {name: measured(milliseconds) for name, milliseconds in told["phases"].items()}
 
 
 def _in_hand(request: Begun, stages: Mapping[int, str]) -> InHand:
@@ -161,6 +165,7 @@ def _in_hand(request: Begun, stages: Mapping[int, str]) -> InHand:
         total=sum(progress.total for progress in told) if told else None,
         generated_tokens=sum(stream.generated for stream in streams),
         source=cast(Source, source(reports)) if reports else None,
+        phases=_phases(merged(reports)) if reports else {},
         tokens_per_s=_prefill_speed(streams) if prefilling else _decoding(streams)[1],
     )
 

@@ -99,8 +99,8 @@ class Engine(_Section, frozen=True):
 
 class InHand(_Section, frozen=True):
     """A request that is being answered. ``processed`` of ``total`` prompt positions are in its
-    cache, as far as was told; ``source`` is known from the first token on. ``tokens_per_s`` is
-    the rate of the stage it is in.
+    cache, as far as was told; ``source`` and ``phases`` (as in ``Served``) are known from the
+    first token on. ``tokens_per_s`` is the rate of the stage it is in.
     """
 
     id: str
@@ -113,6 +113,7 @@ class InHand(_Section, frozen=True):
     total: Count | None
     generated_tokens: Count
     source: Source | None
+    phases: dict[str, Figure]
     tokens_per_s: Figure
 
 
@@ -271,6 +272,7 @@ class Cache(_Section, frozen=True):
     """The tiers that keep caches, ``null`` where there is none, and what reuse gave.
 
     ``counters`` are those of ``docs/cache.md``; ``events`` the latest, the newest first.
+    ``seconds_saved_today``: since midnight by the decoder's clock, or since its start.
     """
 
     live: Live | None
@@ -280,6 +282,7 @@ class Cache(_Section, frozen=True):
     hit_rate: Figure = UNAVAILABLE
     restore_speedup: Figure = UNAVAILABLE
     seconds_saved: Figure = UNAVAILABLE
+    seconds_saved_today: Figure = UNAVAILABLE
     gflops_avoided: Figure = UNAVAILABLE
     joules_saved: Figure = UNAVAILABLE
     events: tuple[CacheEvent, ...] = ()

@@ -292,6 +292,20 @@ def test_forgotten_cuts_stay_in_the_sums() -> None:
     assert accounts.derived()[SECONDS] == before[SECONDS]
 
 
+def test_what_was_saved_since_is_the_difference() -> None:
+    before = Accounts().after(COLD).after(HIT)
+    assert before.saved_since(Accounts()) == before.derived()[SECONDS]
+    assert before.after(HIT).saved_since(before) == Figure(pytest.approx(7.99), "measured")
+    other = replace(HIT, cut=OTHER)
+    assert before.after(other).saved_since(before) == Figure(pytest.approx(7.99), "estimated")
+
+
+def test_where_nothing_was_restored_since_nothing_is_said() -> None:
+    before = Accounts().after(COLD).after(HIT)
+    assert before.after(COLD).saved_since(before) == UNAVAILABLE
+    assert Accounts().after(COLD).saved_since(Accounts()) == UNAVAILABLE
+
+
 def test_energy_needs_a_power_source() -> None:
     accounts = Accounts().after(COLD).after(HIT)
     assert accounts.derived()["joules_saved"] == UNAVAILABLE

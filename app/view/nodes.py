@@ -1,0 +1,101 @@
+"""The producers: whether they can be used, how fast they are, what their comparison found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from app.view import facts, words
+from app.view.facts import Badge, Fact, Tone
+from app.view.reasons import meaning
+from protocol.status.snapshot import LinkName, Node, Qualified, Snapshot
+
+TONES: Final[dict[LinkName, Tone]] = {
+    "off": "plain",
+    "connecting": "busy",
+    "qualifying": "busy",
+    "ready": "good",
+    "unfit": "bad",
+    "down": "warn",
+    "refused": "bad",
+}
+
+NO_PRODUCER: Final = "No producer: every prompt is prefilled here"
+
+
+@dataclass(frozen=True)
+class Producer:
+    """One producer. ``line`` says all of it shortly."""
+
+    name: str
+    state: Badge
+    line: str
+    detail: str
+    facts: tuple[Fact, ...]
+    qualified: tuple[Fact, ...]
+    failures: tuple[Fact, ...]
+
+
+def producers(snapshot: Snapshot, now: float) -> tuple[Producer, ...]:
+    """Every producer, in the order in which they came."""
+    return tuple(
+        _producer(node, f"nodes.producers.{place}", now)
+        for place, node in enumerate(snapshot.nodes.producers)
+    )
+
+
+def line(node: Node) -> str:
+    """``gb10: ready, 2,100 tokens/s, 1.2 GB/s``, or what is wrong with it."""
+    if node.state != "ready":
+        return f"{node.name}: {node.state}{f' ({node.reason})' if node.reason else ''}"
+    rates = (
+        words.figure(node.compute_tokens_per_s, "tokens/s"),
+        words.figure_bytes(node.wire_bytes_per_s, "/s"),
+    )
+    told = ["prefilling" if node.fetching else "ready"]
+    told += [rate for rate in rates if rate != words.DASH]
+    return f"{node.name}: {', '.join(told)}"
+
+
+def _producer(node: Node, path: str, now: float) -> Producer:
+    return Producer(
+        node.name,
+        Badge(node.state, TONES[node.state], node.reason),
+        line(node),
+        node.detail or meaning(node.reason),
+        (
+            facts.number(
+                "prefill", node.compute_tokens_per_s, f"{path}.compute_tokens_per_s", "tokens/s"
+            ),
+            facts.size_rate("link", node.wire_bytes_per_s, f"{path}.wire_bytes_per_s"),
+            facts.time("round trip", node.round_trip_ms, f"{path}.round_trip_ms"),
+            facts.time(
+                "overhead of a handoff", node.handoff_overhead_ms, f"{path}.handoff_overhead_ms"
+            ),
+            facts.count("tile", node.tile, f"{path}.tile"),
+            facts.count(
+                "asked from", node.asked_from_tokens, f"{path}.asked_from_tokens", note="tokens on"
+            ),
+            facts.count("waiting", node.waiting, f"{path}.waiting"),
+            facts.count("handoffs", node.handoffs, f"{path}.handoffs"),
+            facts.count("gone on from", node.resumed, f"{path}.resumed", note="lost connections"),
+            facts.count("attempts", node.attempts, f"{path}.attempts", note="to connect, in a row"),
+        ),
+        _qualified(node.qualified, f"{path}.qualified", now),
+        tuple(
+            facts.count(name, value, f"{path}.failures.{name}")
+            for name, value in node.failures.items()
+        ),
+    )
+
+
+def _qualified(found: Qualified | None, path: str, now: float) -> tuple[Fact, ...]:
+    if found is None:
+        return (facts.text("compared", "never"),)
+    return (
+        facts.text("compared", words.ago(found.at, now)),
+        facts.text("rows", "alike" if found.fit else "differ", tone="good" if found.fit else "bad"),
+        facts.number("apart", found.apart, f"{path}.apart"),
+        facts.number("allowed", found.allowed, f"{path}.allowed"),
+        facts.text("where", found.where, f"{path}.where"),
+    )

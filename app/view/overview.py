@@ -1,0 +1,156 @@
+"""The decoder in a few lines: its standing, its engine, itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from app.view import facts, words
+from app.view.facts import Fact, Tone
+from app.view.requests import sentence as request_sentence
+from app.view.standing import Standing
+from app.view.standing import sentence as standing_sentence
+from protocol.status.snapshot import Doing, Snapshot
+
+_DOING: Final[dict[Doing, tuple[str, Tone]]] = {
+    "loading": ("Loading the model", "busy"),
+    "idle": ("Idle", "good"),
+    "restoring": ("Restoring a cache", "busy"),
+    "prefilling_here": ("Prefilling here", "busy"),
+    "prefilling_there": ("Prefilling there", "busy"),
+    "decoding": ("Decoding", "good"),
+    "trouble": ("Trouble", "bad"),
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One sentence, and how it looks."""
+
+    text: str
+    tone: Tone
+
+
+def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
+    """What the decoder does: ``Prefilling on gb10, 45 % of 65,535 tokens``."""
+    if standing.state != "connected" or snapshot is None:
+        return Headline(*standing_sentence(standing))
+    engine = snapshot.engine
+    text, tone = _DOING[engine.doing]
+    if engine.doing == "trouble":
+        return Headline(f"{text}: {engine.fault or 'not ready'}", tone)
+    one = snapshot.requests.in_hand
+    if len(one) == 1 and engine.doing not in ("loading", "idle"):
+        told = request_sentence(one[0], snapshot.nodes)
+        return Headline(told[0].upper() + told[1:], tone)
+    if one:
+        text = f"{text}, {words.counted(len(one), 'request')}"
+    return Headline(text, tone)
+
+
+def where(snapshot: Snapshot | None, standing: Standing) -> str:
+    """``SmolLM2 on port 8000``."""
+    port = f"port {standing.port}" if standing.port else standing.url
+    return port if snapshot is None else f"{snapshot.decoder.model} on {port}"
+
+
+def engine(snapshot: Snapshot) -> tuple[Fact, ...]:
+    """The engine and its queue."""
+    found = snapshot.engine
+    waiting = found.stages.get("waiting", 0)
+    return (
+        facts.count("open requests", found.open, "engine.open"),
+        facts.count("at most", found.open_limit, "engine.open_limit"),
+        facts.count(
+            "queued", waiting, "engine.stages.waiting" if "waiting" in found.stages else ""
+        ),
+        facts.count(
+            "waiting for a producer", found.waiting_for_producer, "engine.waiting_for_producer"
+        ),
+        facts.count("generated tokens", found.generated_tokens, "engine.generated_tokens"),
+        facts.number(
+            "prefill here", found.local_tokens_per_s, "engine.local_tokens_per_s", "tokens/s"
+        ),
+        facts.count(
+            "producer asked from",
+            found.asked_from_tokens,
+            "engine.asked_from_tokens",
+            note="tokens on",
+        ),
+        facts.size(
+            "promised to requests", found.cache_bytes_reserved, "engine.cache_bytes_reserved"
+        ),
+        facts.size("of", found.cache_bytes_limit, "engine.cache_bytes_limit"),
+    )
+
+
+def counts(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
+    """How requests ended, why prompts were prefilled here, who was refused at the door."""
+    lists = (
+        ("outcomes", "requests.outcomes", snapshot.requests.outcomes),
+        ("ended", "engine.ended", snapshot.engine.ended),
+        ("prefilled here instead", "engine.fallbacks", snapshot.engine.fallbacks),
+        ("refused at the door", "door.refused", snapshot.door.refused),
+    )
+    return tuple(
+        (title, tuple(facts.count(str(name), n, f"{path}.{name}") for name, n in found.items()))
+        for title, path, found in lists
+        if found
+    )
+
+
+def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
+    """Who answers: the model, its identity by component, releases, the door."""
+    decoder, door = snapshot.decoder, snapshot.door
+    started = datetime.fromtimestamp(decoder.started_at).astimezone()
+    identity = decoder.identity
+    components = (
+        ()
+        if identity is None
+        else tuple(
+            facts.text(name, str(getattr(identity, name)), f"decoder.identity.{name}")
+            for name in identity.__struct_fields__
+        )
+    )
+    return (
+        (
+            "Decoder",
+            (
+                facts.text("model", decoder.model, "decoder.model"),
+                facts.count(
+                    "context", decoder.context_tokens, "decoder.context_tokens", note="tokens"
+                ),
+                facts.text("address", decoder.address or "", "decoder.address"),
+                facts.text("started", f"{started:%Y-%m-%d %H:%M}"),
+                facts.count("restarts", decoder.restarts, "decoder.restarts"),
+                facts.text("last fault", decoder.last_fault, "decoder.last_fault"),
+            ),
+        ),
+        (
+            "Identity",
+            (
+                facts.text("digest", decoder.identity_digest or "", "decoder.identity_digest"),
+                *components,
+            ),
+        ),
+        (
+            "Releases",
+            tuple(
+                facts.text(name, version, f"decoder.versions.{name}")
+                for name, version in decoder.versions.items()
+            ),
+        ),
+        (
+            "Door",
+            (
+                facts.count("connections", door.connections, "door.connections"),
+                facts.count("at most", door.connections_limit, "door.connections_limit"),
+                facts.count("followers", door.streams, "door.streams"),
+                facts.count("at most", door.streams_limit, "door.streams_limit"),
+                facts.count("API keys", door.keys, "door.keys"),
+                facts.text("a key is", "needed" if door.keys_demanded else "not needed"),
+                facts.text("certificate", door.certificate_sha256 or "", "door.certificate_sha256"),
+            ),
+        ),
+    )

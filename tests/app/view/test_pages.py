@@ -1,0 +1,213 @@
+"""What is shown is what the snapshot says: every number has its place there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from app.view import words
+from app.view.cache import cache, saved_today
+from app.view.facts import Fact, Segment
+from app.view.nodes import line, producers
+from app.view.overview import about, counts, engine, headline, where
+from app.view.requests import ended, running, segments
+from app.view.standing import Standing
+from protocol.status.figures import UNAVAILABLE
+from protocol.status.snapshot import Cache, Snapshot
+from tests.app.view.snapshots import (
+    FINISHED,
+    IDLE,
+    IN_HAND,
+    NOW,
+    READY,
+    exactly,
+    with_node,
+    with_requests,
+)
+from tests.app.view.snapshots import (
+    about as estimate,
+)
+from tests.protocol.status.made import few, snapshots
+
+HERE = Standing("connected", "http://127.0.0.1:8000")
+
+
+def every_fact(part: Any) -> Iterator[Fact]:
+    """All facts in a tree of dataclasses and tuples."""
+    if isinstance(part, Fact):
+        yield part
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from every_fact(getattr(part, field.name))
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from every_fact(one)
+
+
+def shown(snapshot: Snapshot) -> list[Fact]:
+    pages = (
+        running(snapshot, NOW),
+        ended(snapshot, NOW),
+        cache(snapshot, NOW),
+        producers(snapshot, NOW),
+        engine(snapshot),
+        about(snapshot),
+        counts(snapshot),
+    )
+    return list(every_fact(pages))
+
+
+def at(path: str | None, told: Any) -> Any:
+    """What a snapshot's JSON has at a path; names may contain dots, or nothing."""
+    if path is None:
+        return told
+    if isinstance(told, list):
+        place, _, rest = path.partition(".")
+        return at(rest or None, told[int(place)])
+    name = max((name for name in told if path == name or path.startswith(f"{name}.")), key=len)
+    return at(None if path == name else path[len(name) + 1 :], told[name])
+
+
+@few
+@given(snapshots)
+def test_every_number_is_the_snapshots_own(snapshot: Snapshot) -> None:
+    told = msgspec.json.decode(msgspec.json.encode(snapshot))
+    for fact in shown(snapshot):
+        if fact.path:
+            there = at(fact.path, told)
+            basis = there["basis"] if isinstance(there, dict) else None
+            value = there["value"] if isinstance(there, dict) else there
+            assert (value or "") == (fact.value or "") or value == fact.value, fact
+            assert basis is None or fact.basis == basis, fact
+        else:
+            assert not isinstance(fact.value, float), f"{fact} comes from nowhere"
+
+
+@few
+@given(snapshots)
+def test_what_is_not_known_is_a_dash_and_never_a_number(snapshot: Snapshot) -> None:
+    for fact in shown(snapshot):
+        if fact.basis == "unavailable":
+            assert fact.text == words.DASH
+            assert fact.value is None
+        if fact.basis == "estimated":
+            assert fact.text.startswith(words.ABOUT)
+
+
+def test_phases_stand_in_the_order_in_which_they_happen() -> None:
+    (one,) = ended(IDLE, NOW)
+    assert [part.label for part in one.segments] == ["queue", "compute", "verify", "decode"]
+    assert sum(part.share for part in one.segments) == pytest.approx(1.0)
+    assert one.segments[-1].share == pytest.approx(2000 / 2200)
+
+
+def test_a_phase_of_another_release_is_shown_last() -> None:
+    found: tuple[Segment, ...] = segments({"new": exactly(1.0), "queue": exactly(1.0)}, "p")
+    assert [part.label for part in found] == ["queue", "new"]
+
+
+def test_a_row_says_where_reuse_stopped_and_why() -> None:
+    (one,) = ended(IDLE, NOW)
+    assert one.shortfall == (
+        "stopped at 3,840 tokens, parts at 3,900: prompts_part, between_blocks"
+    )
+    assert [code for code, _ in one.reasons] == list(FINISHED.served.reasons)  # type: ignore[union-attr]
+    assert all(means for _, means in one.reasons)
+    assert one.source is not None
+    assert one.source.text == "durable"
+    assert one.ago == "1 min ago"
+
+
+def test_a_request_that_came_to_nothing_shows_no_numbers_of_it() -> None:
+    failed = msgspec.structs.replace(FINISHED, outcome="failed", code="queue_full", served=None)
+    recent = msgspec.structs.replace(IDLE.recent, finished=(failed,))
+    (one,) = ended(msgspec.structs.replace(IDLE, recent=recent), NOW)
+    assert (one.source, one.reused.text, one.first_token.text) == (None, "–", "–")
+    assert (one.outcome.text, one.outcome.note, one.outcome.tone) == ("failed", "queue_full", "bad")
+
+
+def test_a_request_in_hand_says_how_far_it_is_and_who_does_it() -> None:
+    busy = with_node(with_requests(IDLE, "prefilling_there", IN_HAND), fetching=True)
+    (one,) = running(busy, NOW)
+    assert one.title == "prefilling on gb10, 45 % of 65,535 tokens"
+    assert one.progress == pytest.approx(29_491 / 65_535)
+    assert headline(busy, HERE).text == "Prefilling on gb10, 45 % of 65,535 tokens"
+
+
+def test_a_decoding_request_has_its_rate() -> None:
+    one = msgspec.structs.replace(
+        IN_HAND, stage="decoding", generated_tokens=312, tokens_per_s=exactly(41.7)
+    )
+    assert headline(with_requests(IDLE, "decoding", one), HERE).text == (
+        "Decoding, 312 tokens, 41.7 tokens/s"
+    )
+
+
+def test_several_requests_are_counted() -> None:
+    found = headline(with_requests(IDLE, "decoding", IN_HAND, IN_HAND), HERE)
+    assert found.text == "Decoding, 2 requests"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "text", "tone"),
+    [
+        ("absent", "", "No decoder runs", "plain"),
+        ("latched", "signal SIGABRT", "is not started again (signal SIGABRT)", "bad"),
+        ("key_needed", "", "asks for an API key", "bad"),
+    ],
+)
+def test_without_a_decoder_its_standing_is_the_headline(
+    state: Any, reason: str, text: str, tone: str
+) -> None:
+    found = headline(IDLE, Standing(state, "http://127.0.0.1:8000", reason))
+    assert text in found.text
+    assert found.tone == tone
+
+
+def test_where_names_model_and_port() -> None:
+    assert where(IDLE, HERE) == "a-model on port 8000"
+    assert where(None, HERE) == "port 8000"
+
+
+def test_a_producers_line() -> None:
+    assert line(READY) == "gb10: ready, 2,100 tokens/s, 1.2 GB/s"
+    assert line(msgspec.structs.replace(READY, state="down", reason="connection_refused")) == (
+        "gb10: down (connection_refused)"
+    )
+    unknown = msgspec.structs.replace(
+        READY, compute_tokens_per_s=UNAVAILABLE, wire_bytes_per_s=UNAVAILABLE
+    )
+    assert line(unknown) == "gb10: ready"
+
+
+def test_savings_of_a_decoder_that_started_today_are_since_then() -> None:
+    assert saved_today(IDLE, NOW).text == "≈ 2 min 4 s"
+    assert saved_today(IDLE, NOW).label.startswith("saved since ")
+    assert saved_today(IDLE, NOW + 2 * 86_400).label == "saved today"
+
+
+def test_the_two_figures_of_the_disk_have_two_names() -> None:
+    found = cache(IDLE, NOW).durable
+    assert found is not None
+    assert found.share == pytest.approx(0.034)
+    assert {fact.label: fact.text for fact in found.facts}.items() >= {
+        "on disk": "3.4 GB",
+        "referenced": "9.0 GB",
+        "cap": "100.0 GB",
+    }.items()
+
+
+def test_without_tiers_there_are_none() -> None:
+    without = msgspec.structs.replace(IDLE, cache=Cache(None, None, None, {}))
+    found = cache(without, NOW)
+    assert (found.live, found.resident, found.durable) == (None, None, None)
+    assert {fact.text for fact in found.gains} == {"–"}
+
+
+def test_an_estimate_says_that_it_is_one() -> None:
+    assert words.figure(estimate(178.0), "tokens/s") == "≈ 178 tokens/s"
