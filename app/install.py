@@ -103,6 +103,16 @@ def installed(side: Side) -> Installed | None:
     return _manager().installed(side)
 
 
+def start(side: Side) -> None:
+    """Start the installed service. Raises as :func:`install`."""
+    _manager().start(side)
+
+
+def stop(side: Side) -> None:
+    """Stop the installed service, which starts again at the next login. Raises likewise."""
+    _manager().stop(side)
+
+
 def _manager():
     if sys.platform == "darwin":
         return service_launchd

@@ -97,12 +97,7 @@ def install(service: Service, settle_s: float, stop_s: float = STOP_S) -> Outcom
     _boot_out(side, stop_s)
     file = _file(side, home)
     write_file(file, content)
-    require(["launchctl", "enable", _target(side)])
-    command = ["launchctl", "bootstrap", _domain(), str(file)]
-    done = ask(command)
-    if done.status:
-        hint = "log in on the Mac's own screen once: over SSH alone there is no session for it"
-        raise failed(command, done.said or f"status {done.status}", hint)
+    _bootstrap(side, file)
     if found := _ended(side, settle_s):
         raise ended_at_once(side, found, str(log))
     return Outcome(
@@ -137,6 +132,19 @@ def installed(side: Side) -> Installed | None:
     )
 
 
+def start(side: Side) -> None:
+    """Start the installed agent. Raises like install."""
+    if ask(["launchctl", "print", _target(side)]).status:
+        _bootstrap(side, _file(side, Path.home()))  # which starts it
+    else:
+        require(["launchctl", "kickstart", _target(side)])
+
+
+def stop(side: Side, stop_s: float = STOP_S) -> None:
+    """Stop the installed agent until the next login. Raises like install."""
+    _boot_out(side, stop_s)
+
+
 def state_in(printed: str) -> str:
     """The state in what ``launchctl print`` says; empty if it says none."""
     found = _STATE.search(printed)
@@ -153,6 +161,16 @@ def _domain() -> str:
 
 def _target(side: Side) -> str:
     return f"{_domain()}/{LABELS[side]}"
+
+
+def _bootstrap(side: Side, file: Path) -> None:
+    """Have launchd know the agent from now on, and start it."""
+    require(["launchctl", "enable", _target(side)])
+    command = ["launchctl", "bootstrap", _domain(), str(file)]
+    done = ask(command)
+    if done.status:
+        hint = "log in on the Mac's own screen once: over SSH alone there is no session for it"
+        raise failed(command, done.said or f"status {done.status}", hint)
 
 
 def _boot_out(side: Side, stop_s: float) -> None:

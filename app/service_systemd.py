@@ -139,6 +139,18 @@ def installed(side: Side) -> Installed | None:
     return Installed(name, file, arguments_in(text, side), runs, _log(side))
 
 
+def start(side: Side) -> None:
+    """Start the installed service. Raises like install."""
+    name = UNITS[side]
+    ask(_systemctl("reset-failed", name))  # an earlier one may have been started too often
+    require(_systemctl("start", name))
+
+
+def stop(side: Side) -> None:
+    """Stop the installed service until the next login. Raises like install."""
+    require(_systemctl("stop", UNITS[side]))
+
+
 def _systemctl(*words: str) -> list[str]:
     return ["systemctl", "--user", *words]
 

@@ -85,12 +85,17 @@ def of_the_decoder() -> dict[str, str]:
     usable = bool(_HOST.fullmatch(host) and _PORT.fullmatch(port))
     # What cannot be served is for `baton serve` to refuse.
     if ("host" in texts or "port" in found) and usable and int(port) < 1 << 16:
-        # What listens on every address does on this machine's own.
-        reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-        scheme = "http" if is_loopback(host) and "tls-cert" not in texts else "https"
-        shown = f"[{reached}]" if ":" in reached else reached
-        known["url"] = f"{scheme}://{shown}:{port}"
+        known["url"] = url_of(host, port, tls="tls-cert" in texts)
     return known
+
+
+def url_of(host: str, port: str, *, tls: bool) -> str:
+    """Where this machine reaches a decoder with these options; ``tls``: on loopback, too."""
+    # What listens on every address does on this machine's own.
+    reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    scheme = "http" if is_loopback(host) and not tls else "https"
+    shown = f"[{reached}]" if ":" in reached else reached
+    return f"{scheme}://{shown}:{port}"
 
 
 def _usual(table: Table) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def own(state: Path, names: Iterable[str]) -> Tls:
             field=_IDENTITY.field,
             hint=_IDENTITY.hint,
         ) from error
-    shown = leaf.public_bytes(Encoding.PEM)
-    if place.read(_SHOWN, _MOST_BYTES, _IDENTITY) != shown:
-        place.write(_SHOWN, shown)
+    public = leaf.public_bytes(Encoding.PEM)
+    if place.read(_SHOWN, _MOST_BYTES, _IDENTITY) != public:
+        place.write(_SHOWN, public)
     missing = [name for name in wanted if name not in known]
     if missing:
         log.warning(
@@ -120,7 +120,12 @@ def own(state: Path, names: Iterable[str]) -> Tls:
             ", ".join(str(name.value) for name in missing),
             path,
         )
-    return Tls(context, place.path / _SHOWN, _fingerprint(leaf))
+    return Tls(context, shown(state), _fingerprint(leaf))
+
+
+def shown(state: Path) -> Path:
+    """Where the certificate lies that :func:`own` made, for clients on this machine to pin."""
+    return state / _DIRECTORY / _SHOWN
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -1,0 +1,315 @@
+"""Follows a decoder's status as it changes: one connection, in a thread of its own.
+
+Nothing is asked for again and again. The decoder says what changes; where none answers, it is
+tried again after pauses that grow to a bound, and at once where there is reason to: the settings
+have changed, the app has started a decoder, or this machine has slept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from app.menubar.place import Place
+from app.view.standing import Standing, State
+from protocol.errors import BatonError, PeerProtocolError
+from protocol.status.snapshot import Snapshot
+from protocol.status.stream import FULL_EVERY_S, Change, Full, Hello, apply, decode
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 5.0
+_SLEPT_S: Final = 3.0
+"""Clocks that part by so much have a sleep between them, not a correction of the time."""
+
+_SILENCE_S: Final = 2.5 * FULL_EVERY_S
+_OPEN_S: Final = 10.0
+_MOST_BYTES: Final = 16 << 20
+_SAID: Final[dict[str, State]] = {
+    "decoder_starting": "starting",
+    "decoder_restarting": "restarting",
+    "decoder_latched_off": "latched",
+    "decoder_stopping": "stopping",
+    "invalid_api_key": "key_needed",
+}
+"""What a refused handshake says of the decoder."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known at a moment: ``snapshot`` only while connected. ``place`` is where it was
+    looked for, ``None`` where the settings do not say.
+    """
+
+    standing: Standing
+    snapshot: Snapshot | None = None
+    place: Place | None = None
+
+
+@dataclass
+class Pauses:
+    """How long to wait before the next try: it doubles, and begins anew after a success."""
+
+    first_s: float = FIRST_PAUSE_S
+    longest_s: float = LONGEST_PAUSE_S
+    _next_s: float = field(default=0.0, init=False)
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        found = self._next_s or self.first_s
+        self._next_s = min(self.longest_s, 2 * found)
+        return found
+
+    def begin_anew(self) -> None:
+        """The next pause is the first."""
+        self._next_s = 0.0
+
+
+class Clocks:
+    """Tells a sleep of the machine: the time of day goes on in it, the monotonic clock does not."""
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self._apart = wall() - monotonic()
+
+    def slept(self) -> bool:
+        """Whether this machine has slept since the last time this was asked."""
+        apart = self._wall() - self._monotonic()
+        before, self._apart = self._apart, apart
+        return apart - before > _SLEPT_S
+
+
+class Follower:
+    """Follows from :meth:`start` to :meth:`stop`.
+
+    ``find`` says where the decoder is, before each try; ``hear`` is called with everything
+    that is new, in this follower's thread.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Place],
+        hear: Callable[[Told], None],
+        clocks: Clocks | None = None,
+    ) -> None:
+        self._find, self._hear = find, hear
+        self._clocks = clocks or Clocks()
+        self._pauses = Pauses()
+        self._thread = threading.Thread(target=self._run, name="baton-follow", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+        self._nudged = asyncio.Event()
+        self._stopping = False
+        self._last: Told | None = None
+        self._connection: ClientConnection | None = None
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        self._thread.start()
+        self._begun.wait()
+
+    def stop(self) -> None:
+        """End; returns when nothing is heard any more."""
+        self._stopping = True
+        self._call(self._wake)
+        self._thread.join()
+
+    def try_now(self) -> None:
+        """Somebody has reason to think that the decoder is there now. Any thread."""
+        self._call(self._wake_waiting)
+
+    def look_again(self) -> None:
+        """The settings may name another place: connect to what they say now. Any thread."""
+        self._call(self._wake)
+
+    def _call(self, what: Callable[[], None]) -> None:
+        # The loop may have ended with the thread.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(what)
+
+    def _wake(self) -> None:
+        self._pauses.begin_anew()
+        self._nudged.set()
+
+    def _wake_waiting(self) -> None:
+        if self._connection is None:
+            self._wake()
+
+    def _run(self) -> None:
+        asyncio.run(self._follow())
+
+    async def _follow(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun.set()
+        while not self._stopping:
+            self._nudged.clear()
+            told = await self._once()
+            if self._stopping:
+                return
+            if told is not None:
+                self._tell(told)
+            await self._rest(self._pauses.next())
+
+    async def _once(self) -> Told | None:
+        """Connect and follow until that ends; what to tell of the end.
+
+        ``None``: a connection that was there has ended; who answers now will say why.
+        """
+        try:
+            place = self._find()
+        except BatonError as error:
+            # The address is what was last known, if any.
+            before = self._last.standing.url if self._last else ""
+            return Told(Standing("refused", before, error.reason))
+        if self._last is None or self._last.standing.url != place.url:
+            self._tell(Told(Standing("connecting", place.url), place=place))
+        try:
+            return await self._connected(place)
+        except ConnectionClosed:
+            return None
+        except InvalidStatus as error:
+            code = _code(error.response.body)
+            return _without(place, _SAID.get(code, "refused"), code or "not_a_decoder")
+        except PeerProtocolError as error:
+            if error.reason == "status_out_of_order":
+                return None  # a whole snapshot comes with the next connection
+            differs = error.reason == "status_version_differs"
+            return _without(place, "version_differs" if differs else "refused", error.reason)
+        except BatonError as error:
+            # A certificate of the decoder's own is made at its first start.
+            missing = error.reason == "certificate_missing"
+            return _without(place, "absent" if missing else "refused", error.reason)
+        except ssl.SSLError:
+            return _without(place, "refused", "certificate_differs")
+        except TimeoutError:
+            return _without(place, "refused", "no_answer")
+        except OSError:
+            return _without(place, "absent")
+        except WebSocketException:
+            return _without(place, "refused", "not_a_decoder")
+
+    async def _connected(self, place: Place) -> Told | None:
+        """Follow one connection to its end; raises what ends it."""
+        headers = {} if place.key is None else {"Authorization": f"Bearer {place.key}"}
+        async with connect(
+            place.stream,
+            ssl=place.context(),
+            additional_headers=headers,
+            user_agent_header=None,
+            open_timeout=_OPEN_S,
+            close_timeout=1.0,
+            # The stream is never silent for long; pings would wake this thread for nothing.
+            ping_interval=None,
+            max_size=_MOST_BYTES,
+            compression=None,
+            proxy=None,
+            logger=_quiet,
+        ) as connection:
+            self._connection = connection
+            try:
+                await self._listen(connection, place)
+            finally:
+                self._connection = None
+        return None
+
+    async def _listen(self, connection: ClientConnection, place: Place) -> None:
+        snapshot: Snapshot | None = None
+        heard = asyncio.create_task(_forever(self._nudged))
+        self._clocks.slept()
+        try:
+            while not self._nudged.is_set():
+                message = await self._next(connection, heard)
+                if message is None:
+                    return
+                match decode(message):
+                    case Hello():
+                        continue
+                    case Full() as full:
+                        snapshot = full.snapshot
+                    case Change() as change:
+                        snapshot = None if snapshot is None else apply(change, snapshot)
+                if snapshot is not None:
+                    self._pauses.begin_anew()
+                    self._tell(Told(Standing("connected", place.url), snapshot, place))
+        finally:
+            heard.cancel()
+
+    async def _next(
+        self, connection: ClientConnection, nudged: asyncio.Task[None]
+    ) -> str | bytes | None:
+        """The next message; ``None`` once this connection is to be given up."""
+        coming = asyncio.create_task(connection.recv())
+        try:
+            for _ in range(2):
+                # A whole snapshot is due within this time: nothing else wakes an idle thread.
+                done, _ = await asyncio.wait(
+                    {coming, nudged},
+                    timeout=_SILENCE_S / 2,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if coming in done:
+                    return await coming
+                if done or self._clocks.slept():
+                    return None
+            return None
+        finally:
+            if not coming.done():
+                coming.cancel()
+
+    async def _rest(self, pause_s: float) -> None:
+        """Wait, but not through a wake of the machine, nor when somebody knows better."""
+        until = time.monotonic() + pause_s
+        while (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), min(left, 1.0))
+            if self._nudged.is_set():
+                return
+            if self._clocks.slept():
+                self._pauses.begin_anew()
+                return
+
+    def _tell(self, told: Told) -> None:
+        if told != self._last:
+            self._last = told
+            self._hear(told)
+
+
+def _without(place: Place, state: State, reason: str = "") -> Told:
+    # What has a sentence of its own needs no code beside it.
+    shown = reason if state == "refused" else ""
+    return Told(Standing(state, place.url, shown), place=place)
+
+
+def _code(body: bytes | bytearray | memoryview | None) -> str:
+    """The reason in the error object of a refused handshake; empty where it is none."""
+    try:
+        found = json.loads(bytes(body or b""))["error"]["code"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) and found.isidentifier() else ""
+
+
+async def _forever(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+_quiet: Final = logging.getLogger("baton.follow.websockets")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False

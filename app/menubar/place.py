@@ -1,0 +1,120 @@
+"""Where the decoder is, and what it takes to be let in: what the settings say at this moment.
+
+Read again whenever a connection is made, so that another port in ``config.toml`` is followed.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app import settings
+from app.service_arguments import value_of
+from app.status import DEFAULT_PORT, DEFAULT_URL, base_url, first_key
+from mac_decoder.api import tls
+from mac_decoder.config import DecoderConfig
+from protocol.addresses import is_loopback
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """``url`` is the decoder's base URL; ``certificate`` the file of the one it has to show,
+    ``None`` where authorities vouch for it.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    certificate: Path | None = None
+
+    @property
+    def stream(self) -> str:
+        """Where its status is followed."""
+        return "ws" + self.url.removeprefix("http") + "/status/stream"
+
+    def context(self) -> ssl.SSLContext | None:
+        """What it has to prove; ``None`` without TLS.
+
+        Raises ``ConfigError`` (``certificate_missing``).
+        """
+        if not self.url.startswith("https://"):
+            return None
+        if self.certificate is None:
+            return ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # The very certificate is meant: its name may be another than this machine's address.
+        context.check_hostname = False
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(self.certificate)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.certificate} is no certificate that can be trusted",
+                reason="certificate_missing",
+                field="certificate",
+                found=type(error).__name__,
+                hint="it is made when `baton serve` starts; name another with --url",
+            ) from error
+        return context
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says, and the arguments of the decoder's service if there is one."""
+
+    url: str | None = None
+    api_keys_file: Path | None = None
+    service: Sequence[str] = ()
+
+    def place(self) -> Place:
+        """Where the decoder is now.
+
+        Raises ``ConfigError``: what ``settings.of_the_decoder`` and ``first_key`` do, and
+        ``address_invalid``.
+        """
+        keys = self.api_keys_file or _path(self._option("api-keys-file"))
+        key = None if keys is None else first_key(keys)
+        if self.url is not None:
+            return Place(base_url(self.url), key, self._certificate_of(self.url))
+        url = _url(self.service) or settings.of_the_decoder().get("url", DEFAULT_URL)
+        return Place(base_url(url), key, self._own_certificate())
+
+    def state_dir(self) -> str:
+        """The decoder's ``--state-dir``; empty where it has none."""
+        return self._option("state-dir")
+
+    def _option(self, name: str) -> str:
+        # A service keeps the options with which it was installed, whatever the file says since.
+        if self.service:
+            return value_of(f"--{name}", self.service)
+        return settings.named("serve", name) or ""
+
+    def _certificate_of(self, url: str) -> Path | None:
+        host = base_url(url).partition("://")[2].rpartition(":")[0].strip("[]")
+        return self._own_certificate() if is_loopback(host) else None
+
+    def _own_certificate(self) -> Path:
+        named = _path(self._option("tls-cert"))
+        config = DecoderConfig(model="", state_dir=self.state_dir())
+        return named or tls.shown(config.state_path)
+
+
+def has_model() -> bool:
+    """Whether the settings say which model `baton serve` serves. Raises as ``settings.named``."""
+    return bool(settings.named("serve", "model"))
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _url(service: Sequence[str]) -> str | None:
+    """Where a service with these arguments listens; ``None`` if there is none."""
+    if not service:
+        return None
+    host, port = value_of("--host", service) or "127.0.0.1", value_of("--port", service)
+    return settings.url_of(
+        host, port or str(DEFAULT_PORT), tls=bool(value_of("--tls-cert", service))
+    )
