@@ -36,7 +36,7 @@ def entry(command: Sequence[str], kind: Kind) -> str:
     words = [_quoted(word, first=not number) for number, word in enumerate(command)]
     keys = {
         "Type": "Application",
-        "Version": "1.5",
+        "Version": "1.4",
         "Name": "Baton",
         "GenericName": "Language model server",
         "Comment": "Prefill on an NVIDIA machine, decode here",

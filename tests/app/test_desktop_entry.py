@@ -88,7 +88,7 @@ def test_the_entry_of_the_menu_is_this() -> None:
     found = read(desktop_entry.entry(COMMAND, "application"))
     assert found == {
         "Type": "Application",
-        "Version": "1.5",
+        "Version": "1.4",
         "Name": "Baton",
         "GenericName": "Language model server",
         "Comment": "Prefill on an NVIDIA machine, decode here",
