@@ -17,9 +17,8 @@ from trust.calls import call, secure
 from trust.frames import receive_frame, send_frame, send_opening
 from trust.tls import client_context
 
-_HINT: Final = (
-    "what listens there is no producer that pairs; check the port: pairing has one of its own"
-)
+_PORT: Final = "check the port: pairing has one of its own"
+_HINT: Final = f"what listens there is no producer that pairs; {_PORT}"
 
 
 def accept(
@@ -44,7 +43,7 @@ def accept(
     deadline = time.monotonic() + PATIENCE_S
     with closing(call(host, port, deadline, start="baton produce --pair")) as sock:
         send_opening(sock, own.certificate, deadline)
-        with closing(secure(sock, context, deadline, hint=_HINT)) as wrapped:
+        with closing(secure(sock, context, deadline, hint=_HINT, lost_hint=_PORT)) as wrapped:
             shown = wrapped.getpeercert(binary_form=True) or b""
             machine = DecoderPairing(
                 code=code,

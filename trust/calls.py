@@ -6,6 +6,7 @@ Deadlines are in seconds of ``time.monotonic``. Whatever the network says become
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
@@ -13,6 +14,7 @@ import time
 from typing import Final
 
 from protocol.errors import TransferError
+from trust.tls import is_gone
 
 _NO_ROUTE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -20,7 +22,8 @@ _NO_ROUTE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 def call(host: str, port: int, deadline: float, *, start: str) -> socket.socket:
     """A connection to ``host``; ``start`` is what a person types there if nobody listens.
 
-    Raises ``TransferError``: ``producer_unreachable``, ``producer_down``, ``connect_timeout``.
+    Raises ``TransferError``: ``producer_unreachable``, ``producer_down``, ``connect_timeout``,
+    ``connection_lost``.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -43,6 +46,8 @@ def call(host: str, port: int, deadline: float, *, start: str) -> socket.socket:
             )
         except TimeoutError:
             failure = TransferError("the producer does not answer", reason="connect_timeout")
+        except ConnectionResetError:
+            failure = _gone()  # somebody listened
         except OSError as error:
             failure = _unreachable(f"the producer cannot be reached: {error.strerror}", error.errno)
         sock.close()
@@ -50,25 +55,48 @@ def call(host: str, port: int, deadline: float, *, start: str) -> socket.socket:
 
 
 def secure(
-    sock: socket.socket, context: ssl.SSLContext, deadline: float, *, hint: str
+    sock: socket.socket,
+    context: ssl.SSLContext,
+    deadline: float,
+    *,
+    hint: str,
+    lost_hint: str | None = None,
 ) -> ssl.SSLSocket:
-    """TLS over ``sock``, which then belongs to what is returned; ``hint`` helps if it fails.
+    """TLS over ``sock``, which then belongs to what is returned.
 
-    Raises ``TransferError``: ``tls_failed``, ``connect_timeout``.
+    ``hint`` helps where a side refuses, ``lost_hint`` where the other one went away.
+
+    Raises ``TransferError``: ``tls_failed``, ``connect_timeout``, ``connection_lost``.
     """
-    try:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        return context.wrap_socket(sock)
-    except TimeoutError as error:
-        raise TransferError("the producer does not answer", reason="connect_timeout") from error
-    except OSError as error:
-        raise tls_failed(error, hint) from error
+    with contextlib.ExitStack() as undo:
+        try:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            # Asked for, the handshake tells also of a socket that has been closed already.
+            wrapped = context.wrap_socket(sock, do_handshake_on_connect=False)
+            undo.callback(wrapped.close)
+            wrapped.do_handshake()
+        except TimeoutError as error:
+            raise TransferError("the producer does not answer", reason="connect_timeout") from error
+        except OSError as error:
+            raise not_secured(error, hint, lost_hint) from error
+        undo.pop_all()
+    return wrapped
 
 
-def tls_failed(error: OSError, hint: str) -> TransferError:
-    """What TLS did not let pass; a server judges a client's certificate after the handshake."""
+def not_secured(error: OSError, hint: str, lost_hint: str | None = None) -> TransferError:
+    """What is told where TLS ended before anything was said; the hints are those of `secure`.
+
+    A server judges a client's certificate after the handshake.
+    """
+    if is_gone(error):
+        return _gone(lost_hint)
     detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
     return TransferError("the TLS handshake failed", reason="tls_failed", found=detail, hint=hint)
+
+
+def _gone(hint: str | None = None) -> TransferError:
+    text = "the producer ended the connection before it answered"
+    return TransferError(text, reason="connection_lost", hint=hint)
 
 
 def _unreachable(text: str, number: int | None = None) -> TransferError:

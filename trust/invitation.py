@@ -28,7 +28,7 @@ from protocol.pairing.record import fingerprint
 from protocol.reasons import refusal
 from trust.frames import receive_frame, receive_opening, send_frame
 from trust.peers import Peer, Peers
-from trust.tls import NO_ROOM, pinned, server_context
+from trust.tls import NO_ROOM, is_gone, pinned, server_context
 
 log = logging.getLogger(__name__)
 
@@ -312,4 +312,7 @@ def _secure(sock: socket.socket, context: ssl.SSLContext, deadline: float) -> ss
     except TimeoutError as error:
         raise refusal("peer_silent", "the TLS handshake took too long") from error
     except OSError as error:
+        if is_gone(error):
+            text = "the connection ended during the TLS handshake"
+            raise refusal("connection_lost", text) from error
         raise TransferError("the TLS handshake failed", reason="tls_failed") from error

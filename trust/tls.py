@@ -9,6 +9,7 @@ issued a certificate to, since it must hold the pins as roots.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
 import ssl
@@ -82,6 +83,14 @@ def pinned(shown: bytes | None, fingerprints: Iterable[bytes]) -> bytes | None:
     found = fingerprint(shown or b"")
     matches = [hmac.compare_digest(found, expected) for expected in fingerprints]
     return found if any(matches) else None
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether an error of TLS says that the peer went away; else one of the two sides refused."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return True
+    # Python itself says so of a socket that was closed before TLS began, with data left in it.
+    return not isinstance(error, ssl.SSLError) or error.errno in (errno.ENOTCONN, errno.EINVAL)
 
 
 def _load_own(context: ssl.SSLContext, certificate: bytes, private_key: bytes) -> None:

@@ -25,7 +25,7 @@ from websockets.uri import parse_uri
 
 from protocol.errors import BatonError, CapacityError, PeerProtocolError, TransferError
 from protocol.reasons import refusal
-from trust.calls import tls_failed
+from trust.calls import not_secured
 
 _RECEIVE_BYTES: Final = 1 << 14
 _CLOSE_S: Final = 1.0
@@ -47,25 +47,28 @@ class WebSocket:
     def open(self, deadline: float, *, hint: str) -> None:
         """The opening handshake; ``hint`` helps where TLS had not let this side in.
 
-        Raises ``TransferError`` (``tls_failed``, ``connect_timeout``, ``handshake_refused``),
-        ``CapacityError`` (``producer_busy``: HTTP 503).
+        Raises ``TransferError`` (``tls_failed``, ``connect_timeout``, ``connection_lost``,
+        ``handshake_refused``), ``CapacityError`` (``producer_busy``: HTTP 503).
         """
         try:
             self._protocol.send_request(self._protocol.connect())
-            self._send(deadline)
+            # Where the other side has closed already, its last words tell why.
+            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+                self._send(deadline)
             while self._protocol.state is not OPEN and self._protocol.handshake_exc is None:
                 self._read(deadline)
         except TimeoutError as error:
             raise TransferError("the producer does not answer", reason="connect_timeout") from error
         except OSError as error:
-            raise tls_failed(error, hint) from error
-        except EOFError as error:
-            raise _no_websocket(hint) from error
+            raise not_secured(error, hint) from error
         failure = self._protocol.handshake_exc
+        if failure is not None and isinstance(failure.__cause__, EOFError):
+            raise _lost() from failure
         if isinstance(failure, InvalidStatus):
             raise _refused(failure.response.status_code)
         if failure is not None:
-            raise _no_websocket(hint)
+            text = "what answered is no WebSocket"
+            raise TransferError(text, reason="handshake_refused", hint=hint)
 
     def send(self, text: bytes, deadline: float) -> None:
         """Send one message. Raises ``TransferError``: ``connection_lost``, ``peer_silent``."""
@@ -177,12 +180,11 @@ def _failures() -> Iterator[None]:
     except TimeoutError as error:
         raise refusal("peer_silent", "the producer took too long") from error
     except (OSError, EOFError) as error:
-        text = "the connection ended before the answer came"
-        raise refusal("connection_lost", text) from error
+        raise _lost() from error
 
 
-def _no_websocket(hint: str) -> TransferError:
-    return TransferError("what answered is no WebSocket", reason="handshake_refused", hint=hint)
+def _lost() -> BatonError:
+    return refusal("connection_lost", "the connection ended before the answer came")
 
 
 def _refused(status: int) -> BatonError:

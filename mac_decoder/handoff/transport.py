@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from protocol.errors import TransferError
+from trust.tls import is_gone
 
 POLL_S: Final = 0.1
 """Longest wait of one call in seconds."""
@@ -148,7 +149,8 @@ def connect(
     """Connect, and shake hands with TLS if ``tls`` is given, before monotonic ``deadline``.
 
     Raises ``TransferError``: ``producer_unreachable`` (name, route), ``producer_down``
-    (nobody listens), ``connect_timeout``, ``tls_failed``, ``link_closed`` (``stopped``).
+    (nobody listens), ``connect_timeout``, ``tls_failed``, ``connection_lost``, ``link_closed``
+    (``stopped``).
     """
     found = _addresses(host, port, deadline, stopped)
     failure: TransferError | None = None
@@ -215,6 +217,8 @@ def _connect(
     text = errno.errorcode.get(code, str(code))
     if code == errno.ECONNREFUSED:
         raise TransferError("nobody listens at the producer's address", reason="producer_down")
+    if code == errno.ECONNRESET:
+        raise TransferError("the producer ended the connection", reason="connection_lost")
     if code == errno.ETIMEDOUT:
         raise _late()
     raise _unreachable(f"the producer's address cannot be reached: {text}")
@@ -230,7 +234,7 @@ def _shake_hands(
     try:
         wrapped = tls.wrap_socket(opened, server_hostname=host, do_handshake_on_connect=False)
     except OSError as error:
-        raise TransferError("TLS could not start", reason="tls_failed") from error
+        raise _not_secured(error) from error
     try:
         while True:
             try:
@@ -242,16 +246,22 @@ def _shake_hands(
                 _wait(wrapped, select.POLLOUT, deadline, stopped)
     except OSError as error:
         wrapped.close()
-        detail = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        raise TransferError(
-            "the producer's TLS handshake failed",
-            reason="tls_failed",
-            found=detail,
-            hint="pair the two machines again if their certificates were replaced",
-        ) from error
+        raise _not_secured(error) from error
     except BaseException:
         wrapped.close()
         raise
+
+
+def _not_secured(error: OSError) -> TransferError:
+    if is_gone(error):
+        text = "the producer ended the connection during the TLS handshake"
+        return TransferError(text, reason="connection_lost")
+    return TransferError(
+        "the producer's TLS handshake failed",
+        reason="tls_failed",
+        found=error.reason if isinstance(error, ssl.SSLError) else error.strerror,
+        hint="pair the two machines again if their certificates were replaced",
+    )
 
 
 def _wait(opened: socket.socket, event: int, deadline: float, stopped: Callable[[], bool]) -> None:

@@ -26,13 +26,14 @@ from websockets.exceptions import (
 )
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
-from websockets.protocol import OPEN
+from websockets.protocol import CONNECTING, OPEN
 from websockets.uri import WebSocketURI, parse_uri
 
 from mac_decoder.handoff.transport import POLL_S, Transport, connect
 from protocol.errors import CapacityError, ConfigError, PeerProtocolError, TransferError
 from protocol.frames import HEADER_BYTES, MAX_FRAME_BYTES
 from protocol.reasons import LOADING, REASON_HEADER, WITHOUT_MODEL
+from trust.tls import is_gone
 
 _AHEAD_BYTES: Final = 4096
 """Read ahead of a frame's boundary; what belongs to a payload is copied, once."""
@@ -407,13 +408,24 @@ class Wire:
         try:
             count = receive(into)
         except OSError as error:
-            raise _broken(error) from error
+            raise self._broken(error) from error
         if count == 0 or (count is None and self._deaf):
             self._protocol.receive_eof()
             raise _lost("the producer closed the connection")
         if count is not None:
             self.last_heard = time.monotonic()
         return count
+
+    def _broken(self, error: OSError) -> TransferError:
+        # A producer refuses our certificate only after the handshake (TLS 1.3): its first word.
+        if self._protocol.state is CONNECTING and not is_gone(error):
+            return TransferError(
+                "the producer refused this machine's certificate",
+                reason="tls_failed",
+                found=error.reason if isinstance(error, ssl.SSLError) else error.strerror,
+                hint="pair the two machines again if their certificates were replaced",
+            )
+        return _lost("the connection broke")
 
     # Writing
 
@@ -490,15 +502,3 @@ def _violation(message: str) -> PeerProtocolError:
 
 def _lost(message: str) -> TransferError:
     return TransferError(message, reason="connection_lost")
-
-
-def _broken(error: OSError) -> TransferError:
-    # A producer that refuses our certificate says so only after the handshake (TLS 1.3).
-    if isinstance(error, ssl.SSLError) and error.reason and "ALERT" in error.reason:
-        return TransferError(
-            "the producer refused this machine's certificate",
-            reason="tls_failed",
-            found=error.reason,
-            hint="pair the two machines again if their certificates were replaced",
-        )
-    return _lost("the connection broke")

@@ -18,6 +18,7 @@ import pytest
 from mac_decoder.config import DecoderConfig
 from protocol.pairing.record import Role
 from tests.e2e.paired import BATON, Box, Mac
+from tests.e2e.running import until
 from tests.mac_decoder.test_node import Decoder
 from trust.peers import Peers
 from trust.secrets import PlainSecrets
@@ -114,8 +115,12 @@ def test_no_secret_is_anywhere_but_where_it_is_kept(
             name = decoder.get("/v1/models").json()["data"][0]["id"]
             body = {"model": name, "messages": [{"role": "user", "content": PROMPT}]}
             url = decoder.url + "/v1/chat/completions"
+            # It looks for keys at most once a second, and has just told how many there are.
+            models = decoder.url + "/v1/models"
+            until(lambda: decoder.client.get(models, headers=headers).status_code == 200)
             asked = decoder.client.post(url, json={**body, "max_tokens": 3}, headers=headers)
-            assert asked.json()["baton"]["source"] == "remote"
+            assert asked.status_code == 200, asked.text.replace(secrets["API key"], "KEY")
+            assert asked.json()["baton"]["source"] == "remote", asked.json()["baton"]
             answers.append(asked.content)
             # Refusals, too, have what they refuse at hand.
             for wrong in (secrets["API key"] + "x", "baton-" + "0" * 43):

@@ -110,6 +110,13 @@ def test_an_older_tls_is_refused() -> None:
         assert refusal(port).reason == "tls_failed"
 
 
+def test_who_goes_away_during_the_tls_handshake_is_told() -> None:
+    with answering(lambda sock: None) as port:
+        error = refusal(port)
+    assert error.reason == "connection_lost"
+    assert error.hint == "check the port: pairing has one of its own"
+
+
 def test_who_ends_the_connection_is_told() -> None:
     with answering(lambda sock: secured(sock).close()) as port:
         assert refusal(port).reason == "connection_lost"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from msgspec import structs
@@ -24,7 +26,7 @@ from tests.trust.answering import Answering, answering, records
 from trust import control as room
 from trust.control import Control
 from trust.peers import Address
-from trust.tls import server_context
+from trust.tls import pinned, server_context
 
 OURS, THEIRS = records()
 _, STRANGER = records()
@@ -161,6 +163,71 @@ def test_a_producer_that_says_nothing(stage: str, monkeypatch: pytest.MonkeyPatc
         assert reason(Control.open, address, THEIRS) == "connect_timeout"
         assert time.monotonic() - began < 3.0
         done.set()
+        thread.join()
+
+
+@contextmanager
+def ending(stage: str, how: str) -> Iterator[Address]:
+    """A producer that goes away at this ``stage`` of a connection, by FIN or by RST."""
+    context = server_context(OURS.certificate, OURS.private_key, [OURS.peer_certificate])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            sock, _ = listener.accept()
+            if stage == "greeted":
+                sock.recv(1 << 14)
+            elif stage != "connected":
+                sock = context.wrap_socket(sock, server_side=True)
+            if stage in ("asked", "answering"):
+                sock.recv(1 << 14)
+            if stage == "answering":
+                sock.sendall(b"HTTP/1.1 101 Switching")
+            with sock:
+                if how == "reset":
+                    at_once = struct.pack("ii", 1, 0)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield Address("127.0.0.1", listener.getsockname()[1])
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+@pytest.mark.parametrize("stage", ["connected", "greeted", "secured", "asked", "answering"])
+def test_a_producer_that_goes_away_has_refused_nobody(stage: str, how: str) -> None:
+    with ending(stage, how) as address, pytest.raises(BatonError) as caught:
+        Control.open(address, THEIRS)
+    assert caught.value.reason == "connection_lost"
+    assert caught.value.hint is None, "whoever pairs again has lost a pairing for nothing"
+
+
+def test_a_refusal_that_was_there_before_anything_was_asked_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The question then breaks on a closed connection."""
+    foreign = structs.replace(
+        THEIRS, certificate=STRANGER.certificate, private_key=STRANGER.private_key
+    )
+    context = server_context(OURS.certificate, OURS.private_key, [OURS.peer_certificate])
+    closed = threading.Event()
+
+    def late(shown: bytes | None, pins: list[bytes]) -> bytes | None:
+        assert closed.wait(10.0)
+        return pinned(shown, pins)
+
+    monkeypatch.setattr(room, "pinned", late)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with pytest.raises(ssl.SSLError):
+                context.wrap_socket(listener.accept()[0], server_side=True)
+            closed.set()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        assert reason(Control.open, address, foreign) == "tls_failed"
         thread.join()
 
 

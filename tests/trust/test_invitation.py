@@ -284,6 +284,15 @@ def test_a_certificate_without_its_key_gets_no_further_than_tls(tmp_path: Path) 
         producer.call(code)
 
 
+def test_a_caller_that_goes_away_during_the_tls_handshake_is_no_stranger(tmp_path: Path) -> None:
+    with inviting(tmp_path / "state") as producer:
+        code = producer.invitation.open()
+        with Caller(producer.port) as caller:
+            caller.announce(DECODER.certificate)
+        producer.refused("connection_lost")
+        producer.call(code)
+
+
 def test_a_leaf_that_the_announced_one_signed_is_not_the_announced_one(tmp_path: Path) -> None:
     authority = old_style("authority")
     issued = old_style("issued", issuer=authority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -98,9 +99,22 @@ def test_a_producer_of_another_pairing_refuses_our_certificate(
     )
     producer = secured(make_producer, strict)
     link = make_link(producer, trust=trust_of_file(written(ours, tmp_path)))
-    assert reason_of(link) in ("tls_failed", "connection_lost")
+    assert reason_of(link) == "tls_failed"
     with pytest.raises(BatonError):
         link.fetch(list(range(51)), Memory(LAYOUT, 0, 50))
+
+
+def test_a_producer_that_goes_away_during_the_tls_handshake_has_refused_nobody(
+    make_link, records, tmp_path
+):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        link = make_link(
+            url=f"wss://127.0.0.1:{listener.getsockname()[1]}",
+            trust=trust_of_file(written(records[1], tmp_path)),
+        )
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1 << 14), "the client's hello"
+        assert reason_of(link) == "connection_lost"
 
 
 def test_no_tls_where_tls_is_due(make_producer, make_link, records, tmp_path):
