@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,17 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
 
 class Decoder:
-    """``python -m mac_decoder`` with these arguments."""
+    """``python -m mac_decoder``, or another program that takes its arguments."""
 
-    def __init__(self, state: Path, *args: str, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *args: str,
+        key: bytes | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "mac_decoder"),
+    ) -> None:
         self.log_path = state / "log"
-        command = [sys.executable, "-m", "mac_decoder", "--state-dir", str(state), *args]
+        command = [*program, "--state-dir", str(state), *args]
         command += ["--cache-dir", str(state / "cache")]
         inherited: tuple[int, ...] = ()
         if key is not None:
