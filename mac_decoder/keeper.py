@@ -7,7 +7,7 @@ here waits for a device, and the MLX thread waits for none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Final
@@ -20,7 +20,7 @@ from mac_decoder.store.events import Event
 from mac_decoder.store.manifest import Role
 from mac_decoder.store.store import Store, log_event
 from mac_decoder.tiers import restores
-from mac_decoder.tiers.keeping import Keeping, Kept
+from mac_decoder.tiers.keeping import Forgotten, Keeping, Kept
 from mac_decoder.tiers.lookups import Looked, Lookups, nothing
 from mac_decoder.tiers.noted import Noted
 from mac_decoder.tiers.restores import Into, Restored, Wanted
@@ -29,7 +29,7 @@ from protocol.blocks import namespace
 from protocol.identity import Identity
 from protocol.layout import Layout
 
-__all__ = ["Keeper", "Kept", "Line", "Looked", "Restored", "nothing"]
+__all__ = ["Forgotten", "Keeper", "Kept", "Line", "Looked", "Restored", "nothing"]
 
 _RESTORES: Final = 2
 
@@ -146,6 +146,33 @@ class Keeper:
     def wake(self, line: Line) -> None:
         """The sequence is gone on with, on what is still there of its kept cuts."""
         self._keeping.wake(line)
+
+    # -- for whoever keeps house
+
+    @property
+    def identity(self) -> Identity:
+        """Whose caches these are."""
+        return self._identity
+
+    @property
+    def store(self) -> Store | None:
+        """The durable tier, if there is one."""
+        return self._store
+
+    @property
+    def resident(self) -> Resident:
+        """The resident tier."""
+        return self._resident
+
+    def forget(self, cuts: Collection[bytes] | None = None) -> Future[Forgotten]:
+        """Let go of ``cuts``, by their names, or of all that was handed over before this call:
+        in memory, and on the way to the disk. What is on disk stays there.
+        """
+        return self._keeping.forget(cuts)
+
+    def finish_publication(self) -> None:
+        """Wait for the publication that is in progress, if any."""
+        self._keeping.finish_publication()
 
     # -- for others to see, and the end
 

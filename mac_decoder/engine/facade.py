@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.events import (
@@ -26,15 +26,18 @@ from mac_decoder.engine.events import (
     Report,
     Token,
 )
+from mac_decoder.engine.live import LiveCut
 from mac_decoder.engine.model import LoadedModel
 from mac_decoder.engine.power import PowerAssertion
 from mac_decoder.engine.prompts import Prompts
 from mac_decoder.engine.rates import Average
 from mac_decoder.engine.sampling import check_vocabulary
+from mac_decoder.engine.sequences import Sequences
 from mac_decoder.engine.settings import EngineSettings
 from mac_decoder.engine.template import Rendered
 from mac_decoder.engine.worker import (
     AddProducer,
+    Ask,
     Cancel,
     Limits,
     Stop,
@@ -43,12 +46,14 @@ from mac_decoder.engine.worker import (
     reserved_rows,
 )
 from mac_decoder.handoff.link import Link, described
-from mac_decoder.keeper import Keeper
+from mac_decoder.keeper import Forgotten, Keeper
 from mac_decoder.kv.install import Rows
 from mac_decoder.reporting import traced
 from protocol.errors import BatonError, CapacityError, EngineFault, RequestError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Stream:
@@ -201,6 +206,7 @@ class Engine:
         self._text: Prompts | None = None
         self._streams: dict[int, Stream] = {}
         self._wanted: dict[int, Future[Rows]] = {}
+        self._asked: set[Future[Any]] = set()
         self._keys = 0
         self._durations = Average()
         self._power = PowerAssertion()
@@ -320,6 +326,38 @@ class Engine:
             del self._wanted[key]
             if answer.cancelled():
                 self._worker.post(Cancel(key))
+
+    # -- keeping house
+
+    async def live(self) -> tuple[LiveCut, ...]:
+        """The finished sequences that are still in the engine; none before it is ready, and
+        after it has ended.
+        """
+        return await self._ask(lambda sequences: sequences.live.cuts(), ())
+
+    async def forget(
+        self, keys: Collection[int] | None = None, cuts: Collection[bytes] | None = None
+    ) -> tuple[int, int, Future[Forgotten] | None]:
+        """Let go of live sequences, by their keys, and of cuts that the keeper has in memory or
+        is to publish, by their names; or of all. Everything that ended before goes, nothing
+        that ends later. How many sequences, their bytes, and what becomes of the cuts: ``None``
+        where the engine is not ready, and did nothing.
+        """
+        nothing: tuple[int, int, Future[Forgotten] | None] = (0, 0, None)
+        return await self._ask(lambda sequences: sequences.forget(keys, cuts), nothing)
+
+    async def _ask(self, question: Callable[[Sequences], T], otherwise: T) -> T:
+        if not self.ready():
+            return otherwise
+        answer: Future[T] = Future()
+        self._asked.add(answer)
+        self._worker.post(Ask(answer, question))
+        try:
+            return await asyncio.wrap_future(answer)
+        except EngineFault:
+            return otherwise
+        finally:
+            self._asked.discard(answer)
 
     async def render(
         self,
@@ -442,6 +480,6 @@ class Engine:
         for key, stream in list(self._streams.items()):
             stream._push(Failed(error))
             self._forget(key)
-        for answer in self._wanted.values():
+        for answer in (*self._wanted.values(), *self._asked):
             with contextlib.suppress(InvalidStateError):  # it has just come
                 answer.set_exception(error)

@@ -6,7 +6,9 @@ place. Whoever branches off finds the cuts that were kept on the way.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +24,18 @@ MOST: Final = 64
 """Sequences kept; each is compared with every prompt."""
 
 
+@dataclass(frozen=True)
+class LiveCut:
+    """A live sequence as whoever keeps house sees it."""
+
+    key: int
+    space: bytes
+    tokens: NDArray[np.uint32] = field(repr=False)
+    history: tuple[History, ...]
+    nbytes: int
+    ended_at: float
+
+
 @dataclass(frozen=True, eq=False)
 class LiveSequence:
     """A sequence in mlx-lm's caches, one per layer, canonical, with ``tokens`` in them."""
@@ -32,6 +46,7 @@ class LiveSequence:
     history: tuple[History, ...]
     line: Line
     nbytes: int
+    ended_at: float = field(default_factory=time.time)
 
     @property
     def position(self) -> int:
@@ -95,6 +110,17 @@ class LiveTier:
         """Bytes of a sequence; 0 if it is gone."""
         held = self._held.get(key)
         return held.nbytes if held else 0
+
+    def cuts(self) -> tuple[LiveCut, ...]:
+        """All sequences, the least recently used first."""
+        return tuple(
+            LiveCut(key, held.space, held.tokens, held.history, held.nbytes, held.ended_at)
+            for key, held in self._held.items()
+        )
+
+    def forget(self, keys: Collection[int] | None = None) -> list[LiveSequence]:
+        """Give up these sequences, or all: those that there were."""
+        return [self.take(key) for key in list(self._held) if keys is None or key in keys]
 
     def evict(self, nbytes: int, keep: frozenset[int] = frozenset()) -> list[LiveSequence]:
         """Let go of sequences until ``nbytes`` are free, or only those of ``keep`` are left."""

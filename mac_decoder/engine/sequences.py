@@ -7,7 +7,8 @@ at a known position in canonical form; copying, comparing and writing them is th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from datetime import date
 from typing import Any
 
@@ -18,7 +19,7 @@ from mac_decoder.engine.admission import cache_bytes
 from mac_decoder.engine.live import MOST, LiveSequence, LiveTier
 from mac_decoder.engine.member import Left
 from mac_decoder.engine.request import Cut, Request
-from mac_decoder.keeper import Keeper, Kept, Line, Restored
+from mac_decoder.keeper import Forgotten, Keeper, Kept, Line, Restored
 from mac_decoder.kv.install import allocated, canonical, check_position, detach, views
 from mac_decoder.reuse.accounting import UNAVAILABLE, Accounts, Served
 from mac_decoder.reuse.cut import clipped, extended
@@ -182,6 +183,17 @@ class Sequences:
         request.reuse.due.clear()
         if self.keeper is not None:
             self.keeper.let_go(request.reuse.line)
+
+    def forget(
+        self, keys: Collection[int] | None, cuts: Collection[bytes] | None
+    ) -> tuple[int, int, Future[Forgotten] | None]:
+        """Let go of live sequences and of cuts that are kept, or of all of them: what has ended
+        by now; how many sequences that were, their bytes, and what becomes of the cuts.
+        """
+        gone = self.live.forget(keys)
+        self._let_go(gone)
+        kept = self.keeper.forget(cuts) if self.keeper is not None else None
+        return len(gone), sum(sequence.nbytes for sequence in gone), kept
 
     def close(self) -> None:
         """Let go of every live sequence."""

@@ -115,9 +115,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Resolve ``answer`` once everything before it is done, with nothing."""
+    """Resolve ``answer`` once everything before it is done, with what ``question`` says.
 
-    answer: Future[None]
+    It must take no time: everybody's next token waits for it.
+    """
+
+    answer: Future[Any]
+    question: Callable[[Sequences], object] = lambda sequences: None
 
 
 Command = Submit | Cancel | LookedUp | RestoreEnded | Fetched | AddProducer | Ask | Stop
@@ -286,8 +290,11 @@ class Worker:
                 self._filling.producers.take(producer, outcome, wanted=key in self._requests)
             case AddProducer(link):
                 self._filling.producers.add(link)
-            case Ask(answer):
-                answer.set_result(None)
+            case Ask(answer, question):
+                found = question(self._sequences)
+                self._give_back()
+                with contextlib.suppress(InvalidStateError):  # whoever asked has just left
+                    answer.set_result(found)
             case Stop():
                 self._stopping = True
         self._publish()

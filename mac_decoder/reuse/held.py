@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from mac_decoder.reuse.cut import BlockBody, CutBody, clipped
 from mac_decoder.reuse.facts import Publication
@@ -48,6 +49,30 @@ class ResidentStats:
     publications: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class CutInMemory:
+    """A cut of the tier as whoever keeps house sees it: ``why`` it was taken, where that is
+    known, and the clock's reading when it was made and last used.
+    """
+
+    name: bytes
+    space: bytes
+    body: CutBody = field(repr=False)
+    publication: Publication
+    why: str
+    made_at: float
+    used_at: float
+
+
+class Weight(NamedTuple):
+    """Bytes of memory: of all that some cuts need, each block once, and of those that only
+    they need.
+    """
+
+    referenced: int
+    own: int
+
+
 class ResidentBlock:
     """An interned block; ``refs`` counts the cuts, and the puts under way, that hold it."""
 
@@ -62,10 +87,24 @@ class ResidentBlock:
 class ResidentCut:
     """A held cut. ``gone``: dropped while pinned; it leaves with its last pin.
 
-    ``token`` tells it from a later cut of the same name, whose bytes may differ.
+    ``token`` tells it from a later cut of the same name, whose bytes may differ. ``why`` it was
+    taken is for people.
     """
 
-    __slots__ = ("blocks", "body", "gone", "key", "nbytes", "pins", "publication", "space", "token")
+    __slots__ = (
+        "blocks",
+        "body",
+        "gone",
+        "key",
+        "made_at",
+        "nbytes",
+        "pins",
+        "publication",
+        "space",
+        "token",
+        "used_at",
+        "why",
+    )
 
     def __init__(
         self,
@@ -74,6 +113,7 @@ class ResidentCut:
         body: CutBody,
         blocks: tuple[ResidentBlock, ...],
         publication: Publication,
+        why: str = "",
     ) -> None:
         self.space = space
         self.key = key
@@ -84,6 +124,15 @@ class ResidentCut:
         self.pins = 0
         self.gone = False
         self.token = object()
+        self.why = why
+        self.made_at = self.used_at = time.time()
+
+    @property
+    def seen(self) -> CutInMemory:
+        """The cut as it is now."""
+        return CutInMemory(
+            self.key, self.space, self.body, self.publication, self.why, self.made_at, self.used_at
+        )
 
 
 def own_bytes(cut: CutBody) -> int:

@@ -14,8 +14,9 @@ copied; a second only makes puts wait for each other.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -24,10 +25,12 @@ from numpy.typing import ArrayLike
 from mac_decoder.reuse.cut import BlockBody, CutBody, check_block, check_cut, mixed
 from mac_decoder.reuse.facts import Holding, Publication, offers
 from mac_decoder.reuse.held import (
+    CutInMemory,
     Put,
     ResidentBlock,
     ResidentCut,
     ResidentStats,
+    Weight,
     inherited,
     own_bytes,
 )
@@ -126,6 +129,7 @@ class Resident:
             if token is not None and held.token is not token:
                 return None
             held.pins += 1
+            held.used_at = time.time()
             if held.publication not in BARRED:
                 self._cuts.move_to_end(key)
             return Pinned(self, held)
@@ -152,7 +156,41 @@ class Resident:
                 publications=dict(Counter(cut.publication for cut in cuts)),
             )
 
+    def cuts(self) -> list[CutInMemory]:
+        """All cuts, the least recently used first."""
+        with self._lock:
+            return [held.seen for held in self._cuts.values()]
+
+    def weigh(self, cuts: Collection[bytes], own: Collection[bytes]) -> Weight:
+        """What these cuts take, and what would be free without those of ``own``, once nobody
+        uses them.
+        """
+        with self._lock:
+            held = [self._cuts[key] for key in cuts if key in self._cuts]
+            going = [self._cuts[key] for key in own if key in self._cuts]
+            blocks = {id(block): block.nbytes for cut in held for block in cut.blocks}
+            users = Counter(id(block) for cut in going for block in cut.blocks)
+            freed = {
+                id(block): block.nbytes
+                for cut in going
+                for block in cut.blocks
+                if users[id(block)] == block.refs
+            }
+            return Weight(
+                sum(cut.nbytes for cut in held) + sum(blocks.values()),
+                sum(cut.nbytes for cut in going) + sum(freed.values()),
+            )
+
     # -- writing
+
+    def forget(self, cuts: Collection[bytes] | None = None) -> int:
+        """Let go of ``cuts``, or of all: how many that were. What is pinned goes when released."""
+        with self._lock:
+            held = list(self._cuts.values())
+            going = [cut for cut in held if cuts is None or cut.key in cuts]
+            for cut in going:
+                self._remove(cut)
+            return len(going)
 
     def put(
         self,
@@ -162,8 +200,10 @@ class Resident:
         *,
         publication: Publication = "pending",
         continues: Pinned | None = None,
+        why: str = "",
     ) -> Put:
-        """Keep a cut. ``blocks`` are bodies for its whole blocks, in any order.
+        """Keep a cut. ``blocks`` are bodies for its whole blocks, in any order; ``why`` it was
+        taken is for people.
 
         Blocks that are not among them are those of ``continues``, the cut that the sequence
         was built from or last put as. Arrays that own exactly their bytes are taken over and
@@ -185,7 +225,7 @@ class Resident:
         with self._putting:
             taken = self._take_shared(cut, given, continues)
             try:
-                return self._put(space, key, cut, given, taken, publication)
+                return self._put(space, key, cut, given, taken, publication, why)
             finally:
                 with self._lock:
                     self._let_go(taken.values())
@@ -250,6 +290,7 @@ class Resident:
         given: Mapping[bytes, BlockBody],
         taken: Mapping[bytes, ResidentBlock],
         publication: Publication,
+        why: str,
     ) -> Put:
         with self._lock:
             there = self._cuts.get(key)
@@ -260,6 +301,7 @@ class Resident:
             with self._lock:
                 if same and key in self._cuts:
                     self._cuts.move_to_end(key)
+                    there.used_at = time.time()
             return Put(key, "held" if same else "differs")
         new = [name for name in dict.fromkeys(cut.blocks) if name not in taken]
         needed = own_bytes(cut) + sum(given[name].nbytes for name in new)
@@ -276,7 +318,7 @@ class Resident:
             owned = owned_cut(cut)
             made = {name: ResidentBlock(owned_block(given[name])) for name in new}
             chosen = tuple(taken.get(name) or made[name] for name in cut.blocks)
-            held = ResidentCut(space, key, owned, chosen, publication)
+            held = ResidentCut(space, key, owned, chosen, publication, why)
             with self._lock:
                 self._add_to_index(held)
                 self._cuts[key] = held

@@ -11,6 +11,7 @@ DeleteReason = Literal[
     "room",  # the byte cap or the free-space floor asks for it
     "prune",
     "clear",
+    "forget",  # of one conversation
     "unfinished",  # left by a crash before its commit
 ]
 

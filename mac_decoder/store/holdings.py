@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class Holdings:
         with self.lock:
             if self.ledger.cuts.get(cut.name) is cut:
                 self.ledger.touch(cut)
+                cut.used_at = time.time()
                 self.dirty.add(cut.name)
 
     def commit(self, change: Change) -> None:

@@ -62,7 +62,8 @@ class Node:
 class Cut:
     """A held cut. ``file`` is its file's digest, ``parent`` the deepest held cut it extends.
 
-    ``mixed``: it has rows of more than one recipe.
+    ``mixed``: it has rows of more than one recipe. ``used`` orders uses across restarts;
+    ``made_at`` and ``used_at`` are readings of a clock, 0 for a use before this start.
     """
 
     name: bytes
@@ -74,6 +75,8 @@ class Cut:
     role: Role
     used: int = 0
     mixed: bool = False
+    made_at: float = 0.0
+    used_at: float = 0.0
     parent: Cut | None = None
     children: set[Cut] = field(default_factory=set)
     pins: int = 0

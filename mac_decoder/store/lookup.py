@@ -39,8 +39,8 @@ class Lookup:
         self._kept: OrderedDict[bytes, Manifest] = OrderedDict()
         self._lock = threading.Lock()
 
-    def manifest(self, cut: Cut) -> Manifest:
-        """The manifest of a held cut.
+    def manifest(self, cut: Cut, *, remember: bool = True) -> Manifest:
+        """The manifest of a held cut, kept for a while if it is to be remembered.
 
         Raises ``IntegrityError``; the cut is then withheld.
         """
@@ -64,11 +64,18 @@ class Lookup:
         except IntegrityError as error:
             self._quarantine.find(error, cut)
             raise
+        if not remember:
+            return manifest
         with self._lock:
             self._kept[cut.file] = manifest
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return manifest
+
+    def forget(self) -> None:
+        """Keep no manifest any more: what is deleted is not to stay in memory."""
+        with self._lock:
+            self._kept.clear()
 
     def holding(
         self, space: bytes, tokens: ArrayLike, blocks: Sequence[bytes] | None = None

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,6 +24,9 @@ from protocol.errors import BatonError
 from protocol.identity import Identity
 
 _LOG = logging.getLogger(__name__)
+
+FORGOTTEN: Final = "forgotten"
+"""The reason of a publication that was given up because its cut is to be deleted."""
 
 MOST_WAITING: Final = 64
 _TIDY_EVERY_S: Final = 30.0
@@ -76,7 +79,7 @@ class Publisher:
         self._told = told
         self._queue: deque[Job] = deque()
         self._ready = threading.Condition()
-        self._busy = False
+        self._busy: Job | None = None
         self._open = True
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="store-publish", daemon=True)
@@ -114,6 +117,27 @@ class Publisher:
             self._ready.wait_for(lambda: self._ended or not self._unfinished(), timeout_s)
             return not self._unfinished()
 
+    def withdraw(self, cuts: Collection[bytes] | None = None) -> int:
+        """Give up the jobs that wait of ``cuts``, by their names, or all; how many that were.
+
+        Their outcome is told as ``forgotten``, and so is that of steps that waited with them.
+        The job in progress is finished: see :meth:`finish_current`.
+        """
+        with self._ready:
+            going = [job for job in self._queue if cuts is None or job.name in cuts]
+            for job in going:
+                self._queue.remove(job)
+            self._ready.notify_all()
+        for job in going:
+            self._tell(job, Refused(job.name, job.cut.position, FORGOTTEN))
+        return sum(1 + len(job.waiting_too) for job in going)
+
+    def finish_current(self) -> None:
+        """Wait until the job that is in progress now, if any, has its outcome."""
+        with self._ready:
+            job = self._busy
+            self._ready.wait_for(lambda: self._ended or job is None or self._busy is not job)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more jobs, drain, end the thread; whether all jobs were published in time.
 
@@ -133,7 +157,7 @@ class Publisher:
         return drained
 
     def _unfinished(self) -> int:
-        return len(self._queue) + self._busy
+        return len(self._queue) + (self._busy is not None)
 
     def _absorbed(self, job: Job) -> list[Job]:
         """Steps on the way to ``job``. Another line's rows of the same tokens may be others."""
@@ -164,8 +188,7 @@ class Publisher:
                 woken = self._ready.wait_for(lambda: self._queue or not self._open, _TIDY_EVERY_S)
                 if woken and not self._queue:
                     return
-                job = self._queue.popleft() if self._queue else None
-                self._busy = job is not None
+                job = self._busy = self._queue.popleft() if self._queue else None
             if job is None:
                 self._store.flush()
                 continue
@@ -175,7 +198,7 @@ class Publisher:
                 # Its rows may be nobody else's: they are not to stay until the next job comes.
                 del job
                 with self._ready:
-                    self._busy = False
+                    self._busy = None
                     self._ready.notify_all()
 
     def _publish(self, job: Job) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,7 +54,7 @@ class Refused:
 
     Reasons: ``store_over_cap``, ``store_under_floor`` and ``disk_full`` (more space is all
     that was missing), ``io_failed`` (the medium), ``index_failed``, ``block_missing`` (a block
-    neither given nor held), ``publisher_behind`` and ``store_closed`` (never tried).
+    neither given nor held), ``publisher_behind``, ``store_closed`` and ``forgotten`` (never tried).
     ``block_files`` as in :class:`Published`.
     """
 
@@ -229,6 +230,7 @@ class Publication:
         held, order = self._held, self._order
         parent = self._ancestors[-1] if self._ancestors else None
         rows = self._node_rows(fresh)
+        now = time.time()
         cut = Cut(
             name=order.cut.digest(order.space),
             file=self._cut_file,
@@ -238,6 +240,8 @@ class Publication:
             nbytes=nbytes,
             role=order.role,
             mixed=mixed(order.cut.history),
+            made_at=now,
+            used_at=now,
         )
         row = cut_row(cut)._replace(
             node=rows[-1].id if rows else self._node.number if self._node else NO_NODE,

@@ -142,10 +142,10 @@ class _Recovery:
             if row.name in self.superseded:
                 continue
             if self._is_there(path, row.nbytes):
-                del self.files[path]
+                made_at = self.files.pop(path).modified_ns / 1e9
                 cut = Cut(
                     row.name, row.file, row.space, nodes[row.node], row.position, row.nbytes,
-                    row.role, row.used, bool(row.mixed),
+                    row.role, row.used, bool(row.mixed), made_at,
                 )  # fmt: skip
                 cut.withheld = "" if whole[row.node] else "incomplete"
                 ledger.add_cut(cut, None)
@@ -167,13 +167,13 @@ class _Recovery:
                 self._note(unknown.path, _BY_REASON.get(error.reason, "malformed"))
                 continue
             del self.files[unknown.path]
-            self._adopt(manifest, unknown.path)
+            self._adopt(manifest, unknown.path, unknown.modified_ns / 1e9)
             adopted.append((unknown.modified_ns, manifest.name))
         for _modified, name in sorted(adopted):
             self.made.ledger.touch(self.made.ledger.cuts[name])
         self.made.adopted = len(adopted)
 
-    def _adopt(self, manifest: Manifest, path: str) -> None:
+    def _adopt(self, manifest: Manifest, path: str, made_at: float) -> None:
         ledger = self.made.ledger
         sizes = sum(tensor.nbytes for tensor in block_tensors(manifest.layout).values())
         node: Node | None = None
@@ -191,7 +191,7 @@ class _Recovery:
         assert digest is not None
         cut = Cut(
             manifest.name, digest, manifest.space, node, manifest.position, manifest.nbytes,
-            manifest.role, mixed=mixed(manifest.history),
+            manifest.role, mixed=mixed(manifest.history), made_at=made_at,
         )  # fmt: skip
         ancestors = ledger.ancestors(manifest.space, manifest.blocks, manifest.tokens)
         ledger.add_cut(cut, ancestors[-1] if ancestors else None)

@@ -11,7 +11,7 @@ import errno
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,18 +31,19 @@ from mac_decoder.reuse.cut import (
 )
 from mac_decoder.reuse.facts import Holding
 from mac_decoder.store.block_files import BlockFiles
-from mac_decoder.store.events import Event, Listener
+from mac_decoder.store.catalogue import Catalogue
+from mac_decoder.store.events import DeleteReason, Event, Listener
 from mac_decoder.store.files import Disk, RealDisk
 from mac_decoder.store.holdings import Holdings
 from mac_decoder.store.index import Index
-from mac_decoder.store.ledger import Cut, Tally
+from mac_decoder.store.ledger import Cut, Tally, Victims
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Manifest, Role
 from mac_decoder.store.opening import OpenIndex, look_at_holdings, open_holdings
 from mac_decoder.store.publishing import Order, Publication, Published, Refused
 from mac_decoder.store.quarantine import Quarantine
 from mac_decoder.store.reading import Into
-from mac_decoder.store.sweep import Sweeper
+from mac_decoder.store.sweep import AT_ONCE, Pace, Sweeper
 from mac_decoder.store.verify import Progress, Verified, Verifier, nothing
 from protocol.blocks import chain
 from protocol.errors import CapacityError, ConfigError, IntegrityError
@@ -102,6 +103,7 @@ class Store:
         self._quarantine = Quarantine(held)
         self._lookup = Lookup(held, self._quarantine)
         self._block_files = BlockFiles(held)
+        self.catalogue = Catalogue(held, self._lookup)
         self._closed = False
 
     @classmethod
@@ -317,42 +319,72 @@ class Store:
         stale: bool = False,
         identity: Identity | None = None,
         dry_run: bool = False,
+        pace: Pace = AT_ONCE,
     ) -> Tally:
         """Delete down to ``to_bytes`` on disk, least recently used first, or what is stale.
 
         Stale is what nobody here can use: other formats and store keys, damage, quarantine,
         orphans, and with ``identity`` the cuts of all others. One of the two must be asked for.
-        Returns files and bytes that were deleted, or would be. Raises ``ConfigError``
-        (``cache_dir_unusable``) if the disk fails.
+        Returns files and bytes that were deleted, or would be; others may write meanwhile.
+        Raises ``ConfigError`` (``cache_dir_unusable``) if the disk fails.
         """
-        with self._held.writing, _usable(self._held.directory):
-            self._quarantine.settle()
+
+        def plan() -> Victims:
             if stale:
                 spaces = self.namespaces().items()
                 others = {space for space, other in spaces if identity and other != identity}
-                plan = self._sweeper.plan_stale(others)
-            else:
-                if to_bytes is None:
-                    raise ValueError("prune needs a size, or stale")
-                excess = self._held.ledger.on_disk - to_bytes
-                plan = self._sweeper.plan(max(0, excess))
-            if dry_run:
-                return Tally(plan.files, plan.freed)
-            return self._sweeper.delete(plan, "prune")
+                return self._sweeper.plan_stale(others)
+            if to_bytes is None:
+                raise ValueError("prune needs a size, or stale")
+            return self._sweeper.plan(max(0, self._held.ledger.on_disk - to_bytes))
 
-    def clear(self, *, dry_run: bool = False) -> Tally:
+        return self._delete(plan, "prune", dry_run, pace)
+
+    def clear(
+        self, *, identity: Identity | None = None, dry_run: bool = False, pace: Pace = AT_ONCE
+    ) -> Tally:
         """Delete everything but the lock, the tag and files that are not ours.
+
+        With ``identity``: what it has, and what is damaged or nobody's; not what others have.
+        What is published meanwhile stays. Returns and raises as :meth:`prune`.
+        """
+
+        def plan() -> Victims:
+            return self._sweeper.plan_all(self.spaces_of(identity) if identity else None)
+
+        done = self._delete(plan, "clear", dry_run, pace)
+        if not dry_run:
+            with self._held.writing:
+                self._held.compact()
+        return done
+
+    def forget(
+        self, cuts: Collection[bytes], *, dry_run: bool = False, pace: Pace = AT_ONCE
+    ) -> Tally:
+        """Delete the held ones of ``cuts``, by their names, and the blocks only they need.
 
         Returns and raises as :meth:`prune`.
         """
-        with self._held.writing, _usable(self._held.directory):
-            self._quarantine.settle()
-            plan = self._sweeper.plan_all()
+        return self._delete(lambda: self._sweeper.plan_cuts(cuts), "forget", dry_run, pace)
+
+    def _delete(
+        self, make_plan: Callable[[], Victims], reason: DeleteReason, dry_run: bool, pace: Pace
+    ) -> Tally:
+        with _usable(self._held.directory):
+            with self._held.writing:
+                self._quarantine.settle()
+                plan = make_plan()
             if dry_run:
                 return Tally(plan.files, plan.freed)
-            done = self._sweeper.delete(plan, "clear")
-            self._held.compact()
-            return done
+            try:
+                return self._sweeper.delete_in_slices(plan, reason, pace)
+            finally:
+                self._lookup.forget()
+
+    def spaces_of(self, identity: Identity) -> frozenset[bytes]:
+        """The namespaces of ``identity`` that were ever written to, under whatever salt."""
+        found = self.namespaces().items()
+        return frozenset(space for space, other in found if other == identity)
 
     def stats(self) -> StoreStats:
         """The figures now."""

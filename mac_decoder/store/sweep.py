@@ -11,15 +11,19 @@ leaves a cut on record whose blocks were deleted before it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from mac_decoder.store import names
 from mac_decoder.store.events import DeleteReason
 from mac_decoder.store.holdings import Holdings
 from mac_decoder.store.ledger import BlockFile, Cut, Kind, Removed, Tally, Victims
 from protocol.errors import CapacityError
+
+_T = TypeVar("_T")
 
 _OF_NO_USE: Final[tuple[Kind, ...]] = (
     "unfinished",
@@ -34,6 +38,35 @@ _OF_NO_USE: Final[tuple[Kind, ...]] = (
 
 _ATTEMPTS: Final = 3
 
+_SLICE_S: Final = 0.05
+"""How long a deletion that users ask for keeps others from writing; one cut may take longer."""
+
+_PAUSE_S: Final = 0.002
+"""A lock is not fair: whoever waits for it has to be given the time to take it."""
+
+_LOOK_AGAIN_S: Final = 0.02
+
+
+def _untold(done: int, total: int) -> None:
+    """No progress is wanted."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a deletion that users ask for goes on.
+
+    ``progress(done, total)`` is told bytes; ``cancelled`` is asked between two cuts, and what
+    was deleted by then stays so. Cuts that are being read are waited for ``patience_s``, and
+    left after that.
+    """
+
+    progress: Callable[[int, int], None] = _untold
+    cancelled: Callable[[], bool] = lambda: False
+    patience_s: float = 0.0
+
+
+AT_ONCE: Final = Pace()
+
 
 @dataclass(frozen=True)
 class Space:
@@ -41,6 +74,18 @@ class Space:
 
     under_cap: int
     above_floor: int
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What of a plan was not tried yet."""
+
+    other: deque[str]
+    blocks: deque[BlockFile]
+    cuts: deque[Cut]
+
+    def __bool__(self) -> bool:
+        return bool(self.other or self.blocks or self.cuts)
 
 
 class Sweeper:
@@ -106,17 +151,37 @@ class Sweeper:
                     plan.add_cut(cut)
         return plan
 
-    def plan_all(self) -> Victims:
-        """All but the lock, the tag, files that are not ours, and cuts that are being read."""
-        plan = self.plan_stale(self._held.spaces.keys())
-        for path, other in self._held.ledger.other.items():
-            if other.kind == "unreadable":
-                plan.add_other(path)
+    def plan_all(self, spaces: Collection[bytes] | None = None) -> Victims:
+        """All but the lock, the tag and files that are not ours.
+
+        With ``spaces`` only the cuts of these namespaces, and neither what other versions wrote
+        nor what was made under another store key.
+        """
+        kinds: list[Kind] = [*_OF_NO_USE, "unreadable"]
+        if spaces is not None:
+            kinds = [kind for kind in kinds if kind not in ("foreign_key", "stale_format")]
+        with self._held.lock:
+            plan = Victims(self._held.ledger)
+            self._plan_useless(plan, None, kinds)
+            for cut in self._held.ledger.cuts.values():
+                if spaces is None or cut.space in spaces:
+                    plan.add_cut(cut)
         return plan
 
-    def _plan_useless(self, plan: Victims, nbytes: int | None) -> None:
+    def plan_cuts(self, cuts: Collection[bytes]) -> Victims:
+        """The held ones of these cuts, by their names."""
+        with self._held.lock:
+            plan = Victims(self._held.ledger)
+            for cut in self._held.ledger.cuts.values():
+                if cut.name in cuts:
+                    plan.add_cut(cut)
+        return plan
+
+    def _plan_useless(
+        self, plan: Victims, nbytes: int | None, kinds: Iterable[Kind] = _OF_NO_USE
+    ) -> None:
         ledger = self._held.ledger
-        for kind in _OF_NO_USE:
+        for kind in kinds:
             for path, other in ledger.other.items():
                 if nbytes is not None and plan.freed >= nbytes:
                     return
@@ -129,13 +194,65 @@ class Sweeper:
 
     def delete(self, plan: Victims, reason: DeleteReason) -> Tally:
         """Carry out a plan; what was really deleted. Raises ``OSError`` or ``sqlite3.Error``."""
-        before = self._held.counts["deleted_files"], self._held.counts["deleted_bytes"]
+        before = self._deleted()
         for path in plan.other:
             self.delete_other(path, reason)
         self._delete_blocks(plan.blocks, reason)
         self.delete_cuts(plan.cuts, reason)
-        after = self._held.counts["deleted_files"], self._held.counts["deleted_bytes"]
-        return Tally(after[0] - before[0], after[1] - before[1])
+        after = self._deleted()
+        return Tally(after.files - before.files, after.nbytes - before.nbytes)
+
+    def delete_in_slices(self, plan: Victims, reason: DeleteReason, pace: Pace) -> Tally:
+        """Carry out a plan while others write: the lock is taken for one slice after another.
+
+        What became of the plan's files in between is respected: a block that a new cut needs
+        stays. What was really deleted. Raises ``OSError`` or ``sqlite3.Error``. The caller does
+        not hold ``holdings.writing``.
+        """
+        held = self._held
+        left = _Left(deque(plan.other), deque(plan.blocks), deque(plan.cuts))
+        files = nbytes = 0
+        until = time.monotonic() + pace.patience_s
+        while True:
+            while left and not pace.cancelled():
+                with held.writing:
+                    done = self._delete_slice(left, reason, pace.cancelled)
+                files, nbytes = files + done.files, nbytes + done.nbytes
+                pace.progress(nbytes, max(nbytes, plan.freed))
+                time.sleep(_PAUSE_S)
+            with held.lock:
+                read = [cut for cut in plan.cuts if held.ledger.cuts.get(cut.name) is cut]
+            if not read or pace.cancelled() or time.monotonic() >= until:
+                return Tally(files, nbytes)
+            time.sleep(_LOOK_AGAIN_S)
+            left.cuts.extend(read)
+
+    def _delete_slice(
+        self, left: _Left, reason: DeleteReason, cancelled: Callable[[], bool]
+    ) -> Tally:
+        ledger = self._held.ledger
+        until = time.monotonic() + _SLICE_S
+
+        def due(waiting: deque[_T]) -> Iterator[_T]:
+            while waiting and not cancelled():
+                yield waiting.popleft()
+                if time.monotonic() >= until:
+                    return
+
+        before = self._deleted()
+        for path in due(left.other):
+            if path in ledger.other:
+                self.delete_other(path, reason)
+        for file in due(left.blocks):
+            if ledger.blocks.get(file.digest) is file:
+                self._delete_blocks((file,), reason)
+        self.delete_cuts(due(left.cuts), reason)
+        after = self._deleted()
+        return Tally(after.files - before.files, after.nbytes - before.nbytes)
+
+    def _deleted(self) -> Tally:
+        counts = self._held.counts
+        return Tally(counts["deleted_files"], counts["deleted_bytes"])
 
     def delete_other(self, path: str, reason: DeleteReason) -> None:
         """Remove a file that is neither a held cut nor a block."""

@@ -106,6 +106,8 @@ class Verifier:
                 raise IntegrityError("", reason="digest_differs", field=path)
             self._result.mixed += mixed(manifest.history)
         except IntegrityError as error:
+            if not self._kept(lambda: self._held.ledger.cuts.get(cut.name) is cut):
+                return
             if not self._dry_run:
                 self._quarantine.find(error, cut)
             raise
@@ -121,13 +123,17 @@ class Verifier:
             if held.reader.digest(path, self._cancelled) != file.digest:
                 raise IntegrityError("", reason="digest_differs", field=path)
         except IntegrityError as error:
-            with held.lock:
-                if held.ledger.blocks.get(file.digest) is not file:
-                    return
+            if not self._kept(lambda: held.ledger.blocks.get(file.digest) is file):
+                return
             if not self._dry_run:
                 self._quarantine.find_block(error, file)
             raise
         file.trusted = file.trusted or not self._dry_run
+
+    def _kept(self, there: Callable[[], bool]) -> bool:
+        """Whether a file still is in the books once whoever deletes it now has done so."""
+        with self._held.writing, self._held.lock:
+            return there()
 
 
 def nothing(done: int, total: int) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from mac_decoder.reuse.line import Line
 from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.events import Deleting, Event, Invalid
 from mac_decoder.store.manifest import Role
-from mac_decoder.store.publisher import Job, Publisher
+from mac_decoder.store.publisher import FORGOTTEN, Job, Publisher
 from mac_decoder.store.publishing import Published, Refused
 from mac_decoder.store.store import Store
 from mac_decoder.tiers.waiting import Waiting
@@ -57,6 +58,14 @@ class Kept:
     def nbytes(self) -> int:
         """Bytes of the rows."""
         return sum(array.nbytes for array in self.rows.values())
+
+
+class Forgotten(NamedTuple):
+    """What was let go of: cuts in memory, their bytes, and publications that were given up."""
+
+    cuts: int = 0
+    nbytes: int = 0
+    publications: int = 0
 
 
 class Keeping:
@@ -147,7 +156,29 @@ class Keeping:
         self._ordered.shutdown(wait=True)
         return self._publisher is None or self._publisher.close(timeout_s)
 
+    # -- for whoever keeps house
+
+    def forget(self, cuts: Collection[bytes] | None = None) -> Future[Forgotten]:
+        """Let go of ``cuts``, by their names, or of all that was handed over before this call:
+        in memory, and on the way to the disk. What is handed over later is kept as ever.
+
+        A publication in progress is not waited for: see :meth:`finish_publication`.
+        """
+        return self._ordered.submit(self._forget, cuts)
+
+    def finish_publication(self) -> None:
+        """Wait for the publication that is in progress, if any."""
+        if self._publisher is not None:
+            self._publisher.finish_current()
+
     # -- in the keeping thread
+
+    def _forget(self, cuts: Collection[bytes] | None) -> Forgotten:
+        names = [cut.name for cut in self._resident.cuts()] if cuts is None else cuts
+        nbytes = self._resident.weigh((), names).own
+        # First: so that no outcome is told of a cut that is kept again in the meantime.
+        withdrawn = self._publisher.withdraw(cuts) if self._publisher is not None else 0
+        return Forgotten(self._resident.forget(cuts), nbytes, withdrawn)
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> None:
         self._ordered.submit(work, *arguments).add_done_callback(self._ended)
@@ -206,7 +237,9 @@ class Keeping:
         if kept.known and before is None:
             return "past_memory", None
         known: Publication = "pending" if kept.publish else "published"
-        put = self._resident.put(kept.space, cut, blocks, publication=known, continues=before)
+        put = self._resident.put(
+            kept.space, cut, blocks, publication=known, continues=before, why=kept.role
+        )
         held = put.outcome in ("stored", "held")
         return put.outcome, self._resident.pin(put.key) if held else None
 
@@ -268,7 +301,8 @@ class Keeping:
             job.line.told(len(job.cut.blocks))
         if isinstance(outcome, Refused):
             self._count(outcome.reason)
-            log.warning("a cut is not on disk (%s)", outcome.reason)
+            if outcome.reason != FORGOTTEN:
+                log.warning("a cut is not on disk (%s)", outcome.reason)
 
     def heard(self, event: Event) -> None:
         """The store says what it does.
@@ -282,7 +316,7 @@ class Keeping:
                     self._resident.settle(name, "invalid")
             case Deleting(cut=name, reason="superseded") if name:
                 self._resident.settle(name, "superseded", was="published")
-            case Deleting(cut=name, reason="room" | "prune" | "clear") if name:
+            case Deleting(cut=name, reason="room" | "prune" | "clear" | "forget") if name:
                 self._resident.settle(name, "out_of_space", was="published")
             case _:
                 pass
@@ -295,6 +329,7 @@ class Keeping:
 def _settled(name: bytes, outcome: Published | Refused) -> Publication:
     if isinstance(outcome, Published):
         return "superseded" if name in outcome.superseded else "published"
-    # The queue, like the disk, had no room: nothing was found to be wrong.
-    roomless = outcome.out_of_space or outcome.reason in ("publisher_behind", "store_closed")
+    # The queue, like the disk, had no room, or it was given up: nothing was found to be wrong.
+    untried = ("publisher_behind", "store_closed", FORGOTTEN)
+    roomless = outcome.out_of_space or outcome.reason in untried
     return "out_of_space" if roomless else "refused"

@@ -1,0 +1,189 @@
+"""What the durable tier holds, cut by cut and file by file, for whoever keeps house.
+
+Taken in small steps: the books are never held for longer than one conversation takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mac_decoder.store import index, names
+from mac_decoder.store.holdings import Holdings
+from mac_decoder.store.ledger import Cut, Tally, Victims, Withheld
+from mac_decoder.store.lookup import Lookup
+from mac_decoder.store.manifest import Role
+from protocol.errors import IntegrityError
+from protocol.messages import History
+
+
+@dataclass(frozen=True)
+class HeldCut:
+    """A cut on disk. ``last_block`` is the name of its last whole block, ``parent`` the name of
+    the deepest cut on disk that it extends; both may be empty.
+
+    ``used`` orders uses across restarts; ``used_at`` is 0 for a use before this start.
+    """
+
+    name: bytes
+    space: bytes
+    last_block: bytes
+    parent: bytes
+    position: int
+    nbytes: int
+    role: Role
+    mixed: bool
+    withheld: Withheld
+    used: int
+    made_at: float
+    used_at: float
+
+
+class Weight(NamedTuple):
+    """Bytes of files: of all that some cuts need, each once, and of those that only they need."""
+
+    referenced: int
+    own: int
+
+
+class Foreign(NamedTuple):
+    """What other identities hold; ``nbytes`` would be free without it."""
+
+    identities: int
+    cuts: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Every file below the directory, by a walk: ``blocks``, ``cuts``, ``index``, and the kinds
+    of other files (``ledger.Kind``).
+
+    ``on_disk`` is what the books said when the walk had ended; they differ by what was written or
+    deleted while it went on.
+    """
+
+    kinds: Mapping[str, Tally]
+    total: Tally
+    on_disk: int
+    referenced: int
+
+
+class Catalogue:
+    """Looks at the books and the directory. Any thread may call."""
+
+    def __init__(self, held: Holdings, lookup: Lookup) -> None:
+        self._held = held
+        self._lookup = lookup
+
+    def cuts(self, spaces: Collection[bytes]) -> list[HeldCut]:
+        """The cuts of these namespaces, the least recently used first."""
+        with self._held.lock:
+            cuts = list(self._held.ledger.cuts.values())
+        return [_described(cut) for cut in cuts if cut.space in spaces]
+
+    def content(self, name: bytes) -> tuple[NDArray[np.uint32], tuple[History, ...]] | None:
+        """Tokens and history of a held cut, authenticated; ``None`` where there are none.
+
+        A damaged file is set aside, as when a prompt finds it.
+        """
+        with self._held.lock:
+            cut = self._held.ledger.cuts.get(name)
+        if cut is None or cut.withheld in ("invalid", "unreadable"):
+            return None
+        try:
+            manifest = self._lookup.manifest(cut, remember=False)
+        except IntegrityError:
+            return None
+        return manifest.tokens, manifest.history
+
+    def weigh(self, cuts: Collection[bytes], own: Collection[bytes]) -> Weight:
+        """What these cuts take, and what would be free without those of ``own``."""
+        with self._held.lock:
+            ledger = self._held.ledger
+            held = [ledger.cuts[name] for name in cuts if name in ledger.cuts]
+            files = _files(held)
+            freed = Victims(ledger)
+            for name in own:
+                if name in ledger.cuts:
+                    freed.add_cut(ledger.cuts[name])
+            return Weight(sum(files.values()) + sum(cut.nbytes for cut in held), freed.freed)
+
+    def foreign(self, spaces: Collection[bytes]) -> Foreign:
+        """What there is beside these namespaces."""
+        with self._held.lock:
+            ledger = self._held.ledger
+            others = [cut for cut in ledger.cuts.values() if cut.space not in spaces]
+            freed = Victims(ledger)
+            for cut in others:
+                freed.add_cut(cut)
+            identities = {self._held.spaces[cut.space] for cut in others}
+            return Foreign(len(identities), len(others), freed.freed)
+
+    def walk(self) -> Footprint:
+        """Count every file. Raises ``OSError``."""
+        held = self._held
+        kinds: dict[str, Tally] = {}
+        for path, nbytes, _modified in held.disk.walk(held.directory):
+            kind = self._kind(path)
+            files, sofar = kinds.get(kind, Tally())
+            kinds[kind] = Tally(files + 1, sofar + nbytes)
+        total = Tally(
+            sum(tally.files for tally in kinds.values()),
+            sum(tally.nbytes for tally in kinds.values()),
+        )
+        with held.lock:
+            return Footprint(kinds, total, held.ledger.on_disk, held.ledger.referenced())
+
+    def _kind(self, path: str) -> str:
+        with self._held.lock:
+            other = self._held.ledger.other.get(path)
+        if other is not None:
+            return other.kind
+        if path in index.FILES:
+            return "index"
+        folder, _, name = path.partition("/")
+        if not name:
+            return "own" if path in (names.CACHE_TAG, "lock") else "unknown"
+        return {
+            names.BLOCKS: "blocks",
+            names.CUTS: "cuts",
+            names.TEMP: "unfinished",
+            names.QUARANTINE: "quarantined",
+        }.get(folder, "unknown")
+
+
+def _described(cut: Cut) -> HeldCut:
+    node, parent = cut.node, cut.parent
+    return HeldCut(
+        cut.name,
+        cut.space,
+        node.block if node else b"",
+        parent.name if parent else b"",
+        cut.position,
+        cut.nbytes,
+        cut.role,
+        cut.mixed,
+        cut.withheld,
+        cut.used,
+        cut.made_at,
+        cut.used_at,
+    )
+
+
+def _files(cuts: Collection[Cut]) -> dict[bytes, int]:
+    """The bytes of the blocks' files of cuts, by digest."""
+    seen: set[int] = set()
+    files: dict[bytes, int] = {}
+    for cut in cuts:
+        for node in cut.nodes():
+            if node.number in seen:
+                break
+            seen.add(node.number)
+            if node.file and node.file.present:
+                files[node.file.digest] = node.file.nbytes
+    return files
