@@ -98,6 +98,17 @@ def url_of(host: str, port: str, *, tls: bool) -> str:
     return f"{scheme}://{shown}:{port}"
 
 
+def content(path: Path) -> bytes | None:
+    """What a file of settings holds; ``None`` if there is none.
+
+    Raises ``ConfigError``: ``settings_exposed``, ``settings_unreadable``, ``settings_invalid``.
+    """
+    raw = _read(path, required=False)
+    if raw is not None:
+        _table(path, raw, "serve")
+    return raw
+
+
 def _usual(table: Table) -> dict[str, Any]:
     """What the file that is read where none is named says of a side."""
     path = default_path()
