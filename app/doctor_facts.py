@@ -245,7 +245,7 @@ def port(number: int, purpose: str) -> Port:
             continue  # somebody else's, or gone
         if listening:
             words = process.info["cmdline"] or []
-            known = {"mac_decoder", "gb10_producer", "app.cli"}
+            known = {"mac_decoder", "app.decoder", "gb10_producer", "app.cli"}
             is_baton = any(word in known or Path(word).name == "baton" for word in words)
             return Port(number, purpose, f"{process.info['name']} ({process.pid})", is_baton)
     return Port(number, purpose, "a program of another user")

@@ -1,4 +1,4 @@
-"""`baton serve`: the decoder on this machine. As ``python -m mac_decoder``, with the
+"""`baton serve`: the decoder on this machine. As ``python -m app.decoder``, with the
 settings of this machine's file before.
 """
 
@@ -21,7 +21,7 @@ def serve(context: typer.Context) -> None:
         arguments = settings.arguments("serve", parser(), asked.arguments)
         if asked.action == "install":
             return install.install("decoder", arguments)
-        from mac_decoder.__main__ import main
+        from app.decoder import main
 
         with install.told_in_help(arguments):
             raise typer.Exit(main(arguments))

@@ -19,7 +19,7 @@ from protocol.errors import EXIT_CONFIG, EXIT_ENGINE_FAULT, ConfigError
 
 Side = Literal["decoder", "producer"]
 
-MODULES: Final[Mapping[Side, str]] = {"decoder": "mac_decoder", "producer": "gb10_producer"}
+MODULES: Final[Mapping[Side, str]] = {"decoder": "app.decoder", "producer": "gb10_producer"}
 COMMANDS: Final[Mapping[Side, str]] = {"decoder": "baton serve", "producer": "baton produce"}
 
 LAST_WORDS: Final = (2, EXIT_ENGINE_FAULT, EXIT_CONFIG)

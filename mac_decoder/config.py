@@ -53,7 +53,8 @@ class DecoderConfig(
     ``baton key`` made, and with any of them every client has to give one; ``share_caches`` lets
     keys reuse each other's caches. ``tls_cert`` and ``tls_key`` are PEM files; off loopback
     without them a certificate of this machine's own is shown. ``secrets`` says how those of the
-    paired producers are kept (see ``trust/secrets.py``).
+    paired producers are kept (see ``trust/secrets.py``). ``dashboard`` says whether whoever has
+    pages to show may show them.
     """
 
     model: str
@@ -85,6 +86,7 @@ class DecoderConfig(
     tls_key: str = ""
     state_dir: str = ""
     secrets: Choice = msgspec.field(default_factory=default_choice)
+    dashboard: bool = True
     log_level: Literal["debug", "info", "warning"] = "info"
 
     def __repr__(self) -> str:
@@ -313,6 +315,7 @@ def parser() -> argparse.ArgumentParser:
         default=default_choice(),
         help="where the secrets of paired producers are kept (%(default)s)",
     )
+    add("--no-dashboard", action="store_true", help="show no pages to browsers")
     add("--log-level", choices=("debug", "info", "warning"), default="info")
     return made
 
@@ -378,6 +381,7 @@ def config_from(args: list[str]) -> DecoderConfig:
             tls_key=given.tls_key,
             state_dir=given.state_dir,
             secrets=given.secrets,
+            dashboard=not given.no_dashboard,
             log_level=given.log_level,
         )
     )

@@ -23,11 +23,16 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from mac_decoder import control, endpoint
-from mac_decoder.api.app import create_app, server_config
+from mac_decoder.api.app import create_routes, guarded, server_config
+from mac_decoder.api.face import Face, Facing, Facts, MakeFace
+from mac_decoder.api.inside import Inside
 from mac_decoder.api.keys import KeyFiles
+from mac_decoder.api.once import Once
 from mac_decoder.api.service import FIRST, Past, Service
+from mac_decoder.api.sessions import Sessions
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.config import DecoderConfig
 from mac_decoder.custody import Custody
@@ -75,19 +80,21 @@ def run(
     past: Past = FIRST,
     custody: Custody | None = None,
     multiplies: str = "",
+    face: MakeFace | None = None,
 ) -> int:
     """Serve until SIGTERM, SIGINT, a fault, or the end of ``channel``; the exit status.
 
     0 after a stop, 75 after an engine fault, 78 for what the user must change first. Prints
     ``ready URL`` on standard output once a token can be generated. ``custody`` is told of the
-    clients' connections; ``multiplies`` names the library that took the place of MLX's own.
+    clients' connections; ``multiplies`` names the library that took the place of MLX's own;
+    ``face`` makes what shows the decoder to browsers.
     """
     start_logging(config.log_level)
     faulthandler.enable()
     node: _Node | None = None
     try:
         sock = endpoint.listen(config) if listening is None else listening
-        node = _Node(config, sock, channel, past, custody, multiplies)
+        node = _Node(config, sock, channel, past, custody, multiplies, face)
         return asyncio.run(node.run())
     except ConfigError as error:
         complain(error)
@@ -117,9 +124,12 @@ class _Node:
         past: Past,
         custody: Custody | None,
         multiplies: str,
+        face: MakeFace | None,
     ) -> None:
         self._config = config
         self._multiplies = multiplies
+        self._make_face = face
+        self._face: Face | None = None
         self._past = past
         self._custody = custody
         self._listening = listening
@@ -145,8 +155,11 @@ class _Node:
         engine = Engine(load, self._engine_settings(), nodes.gates(), keeper)
         service = self._service(engine, checkpoint)
         context = None if self._tls is None else self._tls.context
-        app = create_app(service)
-        server = _Server(server_config(app, service.door, _DRAIN_S, self._custody, context))
+        app = self._app(service, checkpoint)
+        faced = self._face is not None
+        server = _Server(
+            server_config(app, service.door, _DRAIN_S, self._custody, context, faced=faced)
+        )
         status = EXIT_ENGINE_FAULT
         try:
             status = await self._serve(engine, service, server, nodes)
@@ -197,6 +210,8 @@ class _Node:
             await engine.close()
             server.should_exit = True
             await serving
+            if self._face is not None:
+                await self._face.close()
             for task in tasks[1:]:
                 task.cancel()
 
@@ -319,6 +334,34 @@ class _Node:
             endpoint.make_room(),
             self._url,
         )
+
+    def _app(self, service: Service, checkpoint: Checkpoint) -> ASGIApp:
+        """The endpoint, with a face if there is one to be made."""
+        routes = create_routes(service)
+        if self._make_face is None:
+            return guarded(service, routes)
+        config, secured = self._config, self._tls is not None
+        port = self._listening.getsockname()[1]
+        sessions = Sessions(service.keys, port=port, secured=secured)
+        facing = Facing(
+            board=service.board,
+            inside=Inside(routes),
+            sessions=sessions,
+            once=Once(config.state_path),
+            refusals=service.door.refusals,
+            facts=Facts(
+                model=checkpoint.path,
+                served_name=service.served_name,
+                address=self._url,
+                state=config.state_path,
+                cache=config.cache_path,
+                disk=config.disk,
+                keys_demanded=config.keys_demanded,
+                secured=secured,
+            ),
+        )
+        self._face = self._make_face(facing)
+        return guarded(service, routes, self._face, sessions)
 
     # The world outside
 

@@ -42,7 +42,10 @@ _GRACE_S: Final = 45.0
 _STOPPING: Final = "stopping…\n".encode()
 """Written past the stream's lock, which the code that a signal interrupts may hold."""
 
-_COMMAND: Final = (sys.executable, "-m", "mac_decoder", "--child")
+
+def command(module: str = "mac_decoder") -> tuple[str, ...]:
+    """What starts a child that ``module`` runs; the descriptor's number is appended."""
+    return (sys.executable, "-m", module, "--child")
 
 
 @dataclass
@@ -57,7 +60,7 @@ class _Child:
 
 
 def run(
-    config: DecoderConfig, command: Sequence[str] = _COMMAND, policy: Policy | None = None
+    config: DecoderConfig, command: Sequence[str] = command(), policy: Policy | None = None
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit status.
 

@@ -17,13 +17,20 @@ from mac_decoder.api import chat, completions, models, ops
 from mac_decoder.api.connections import protocol_for
 from mac_decoder.api.door import Door
 from mac_decoder.api.errors import Backstop, error_response, internal_error
+from mac_decoder.api.face import MOST_HEARD_BYTES, Beside, Face, WhileAllowed
 from mac_decoder.api.guard import BodyLimit, HostGuard, KeyGuard, RequestLimit
 from mac_decoder.api.service import Record, Service
+from mac_decoder.api.sessions import Sessions
 from mac_decoder.custody import Custody
 from protocol.errors import BatonError, Cancelled, RequestError
 
 _MOST_HEARD_BYTES = 1024
 """Of a message over a WebSocket: there is none that a client has to send."""
+
+_MOST_FACED_BYTES = 1 << 16
+"""Of a body that a page sends: a login's."""
+
+_MOST_FACED = 16
 
 Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
 
@@ -31,10 +38,30 @@ Answering = Callable[[Service, Record, bytes], Awaitable[Response]]
 def create_app(service: Service) -> ASGIApp:
     """The endpoint of ``service``, whose engine need not have started: until it is ready,
     requests are a 503 and ``/ready`` says so.
-
-    The layers, outermost first: backstop (bugs), host and origin, API keys, requests in hand,
-    body length.
     """
+    return guarded(service, create_routes(service))
+
+
+def guarded(
+    service: Service, routes: ASGIApp, face: Face | None = None, sessions: Sessions | None = None
+) -> ASGIApp:
+    """``routes`` of ``service`` behind what keeps others out, beside ``face`` with its sessions.
+
+    The layers, outermost first: backstop (bugs), host and origin, API keys and sessions; then
+    the routes' own.
+    """
+    settings, refusals = service.settings, service.door.refusals
+    if face is not None:
+        shown = BodyLimit(WhileAllowed(face), refusals, _MOST_FACED_BYTES)
+        shown = RequestLimit(shown, refusals, _MOST_FACED)
+        routes = Beside(routes, shown, face.answers)
+    demanded = settings.keys_demanded
+    keyed = KeyGuard(routes, refusals, service.keys, demanded=demanded, sessions=sessions)
+    return Backstop(HostGuard(keyed, refusals, settings.hosts, settings.origins))
+
+
+def create_routes(service: Service) -> ASGIApp:
+    """The routes of ``service``, behind the limits of requests in hand and of a body's length."""
     settings, refusals = service.settings, service.door.refusals
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(_generating(service))
@@ -44,9 +71,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _bug)
     bodies = BodyLimit(app, refusals, settings.max_body_bytes)
-    limited = RequestLimit(bodies, refusals, settings.max_requests)
-    keyed = KeyGuard(limited, refusals, service.keys, demanded=settings.keys_demanded)
-    return Backstop(HostGuard(keyed, refusals, settings.hosts, settings.origins))
+    return RequestLimit(bodies, refusals, settings.max_requests)
 
 
 def server_config(
@@ -55,22 +80,26 @@ def server_config(
     drain_s: int = 3,
     custody: Custody | None = None,
     tls: ssl.SSLContext | None = None,
+    *,
+    faced: bool = False,
 ) -> uvicorn.Config:
     """How ``app`` is served behind ``door``, its service's; answers may go on for ``drain_s``
     once the server is to stop.
 
-    ``custody`` is told of every connection that is not behind ``tls``. There is no lifespan:
-    whoever starts the engine also warms the service.
+    ``custody`` is told of every connection that is not behind ``tls``. ``faced``: there is a
+    face, whose pages send something. There is no lifespan: whoever starts the engine also warms
+    the service.
     """
     return uvicorn.Config(
         app,
         http=protocol_for(door, custody, tls),
+        loop="asyncio",  # whatever else is installed: the protocols are written for it
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
         ws="websockets-sansio",  # ``DeadlineProtocol`` makes a class of ours out of it
-        ws_max_size=_MOST_HEARD_BYTES,
+        ws_max_size=MOST_HEARD_BYTES if faced else _MOST_HEARD_BYTES,
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=drain_s,
     )

@@ -22,6 +22,8 @@ REASONS: Final[tuple[str, ...]] = (
     "request_too_large",
     "too_many_requests",
     "too_many_streams",
+    "too_many_pages",
+    "login_refused",
     "head_timeout",
     "connection_limit",
     "tls_handshake_failed",

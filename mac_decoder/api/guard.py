@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mac_decoder.api.door import Refusals
 from mac_decoder.api.errors import error_response
 from mac_decoder.api.keys import Keys, is_ours
+from mac_decoder.api.sessions import Session, Sessions
 from protocol.errors import BatonError, CapacityError, RequestError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -170,6 +171,9 @@ class KeyGuard:
     that a revoked key is not taken for none. ``OPEN`` paths tell nothing but that the process
     is there, and need none. What separates the caches of the caller from those of others is
     left in the scope, under ``SALT``.
+
+    With ``sessions`` a browser that has logged in is let in by its cookie, to pages and to what
+    they are fed by; not to the API. One that has not is sent to ``LOGIN``.
     """
 
     SALT = "baton.salt"
@@ -179,11 +183,25 @@ class KeyGuard:
 
     OPEN = frozenset({"/health", "/ready"})
 
-    def __init__(self, app: ASGIApp, refusals: Refusals, keys: Keys, *, demanded: bool) -> None:
+    LOGIN = "/login"
+
+    FOR_KEYS = ("/v1/", "/status", "/metrics")
+    """Beginnings of paths where no cookie counts, but for ``/status/stream``."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        refusals: Refusals,
+        keys: Keys,
+        *,
+        demanded: bool,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._app = app
         self._refusals = refusals
         self._keys = keys
         self._demanded = demanded
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The routes are found by this same text, so no other spelling of a path opens another.
@@ -192,17 +210,52 @@ class KeyGuard:
             await self._app(scope, receive, send)
             return
         given = _values(scope, b"authorization")
+        if self._sessions is not None and await self._by_session(
+            self._sessions, scope, receive, send, bare=not given
+        ):
+            return
         salt = self._salt(given)
         if salt is not None:
 
             def allowed() -> bool:
                 return self._salt(given) is not None
 
-            await self._app({**scope, self.SALT: salt, self.ALLOWED: allowed}, receive, send)
+            known = {self.SALT: salt, self.ALLOWED: allowed, Sessions.SCOPE: None}
+            await self._app({**scope, **known}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
         self._refusals.count(refusal.reason)
         await refuse(refusal, scope, receive, send)
+
+    async def _by_session(
+        self, sessions: Sessions, scope: Scope, receive: Receive, send: Send, *, bare: bool
+    ) -> bool:
+        """Let in, or send to the login, who comes as a browser does; false for everybody else.
+
+        ``bare``: without an Authorization header, which would go before.
+        """
+        path = scope["path"]
+        if path == self.LOGIN:
+            await self._app({**scope, Sessions.SCOPE: None}, receive, send)
+            return True
+        pages = path == "/status/stream" or not path.startswith(self.FOR_KEYS)
+        session = sessions.find(_values(scope, b"cookie")) if bare and pages else None
+        if session is not None and _from_itself(scope):
+            await self._app(self._as(sessions, session, scope), receive, send)
+            return True
+        if pages and bare and self._demanded and wants_page(scope):
+            await RedirectResponse(self.LOGIN, 303)(scope, receive, send)
+            return True
+        return False
+
+    def _as(self, sessions: Sessions, session: Session, scope: Scope) -> Scope:
+        """The scope of a request that ``session`` brings."""
+
+        def allowed() -> bool:
+            return sessions.holds(session)
+
+        known = {Sessions.SCOPE: session, self.SALT: sessions.salt(session) or b""}
+        return {**scope, **known, self.ALLOWED: allowed}
 
     def _salt(self, given: list[str]) -> bytes | None:
         """The salt of whoever gives this, empty for nobody in particular; ``None``: refused."""
@@ -214,6 +267,28 @@ class KeyGuard:
         if self._demanded or any(token is not None and is_ours(token) for token in tokens):
             return None
         return b""
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a browser asks for something to show: a GET that takes HTML."""
+    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        return False
+    return takes_html(_values(scope, b"accept"))
+
+
+def takes_html(accepts: Iterable[str]) -> bool:
+    """Whether these Accept headers name HTML, as browsers do and other clients do not."""
+    kinds = (kind.partition(";")[0] for line in accepts for kind in line.split(","))
+    return any(kind.strip().lower() == "text/html" for kind in kinds)
+
+
+def _from_itself(scope: Scope) -> bool:
+    """Whether no page but the server's own asks: an origin that is allowed gets no session."""
+    hosts = _values(scope, b"host")
+    return all(
+        origin.partition("://")[2].lower() == hosts[0].lower()
+        for origin in _values(scope, b"origin")
+    )
 
 
 def _bearer(authorization: str) -> str | None:

@@ -157,9 +157,12 @@ class Keys:
 
     def salt_of(self, key: str) -> bytes | None:
         """What keeps the caches of ``key`` apart (empty: nothing does); ``None`` if it is none."""
+        return self.salt_by(digest(key))
+
+    def salt_by(self, found: bytes) -> bytes | None:
+        """The same of the key with this digest."""
         self._look()
         # How long a look-up takes tells of digests, of which nobody can choose one.
-        found = digest(key)
         return self._given.get(found, self._stored.get(found))
 
     def _look(self) -> None:

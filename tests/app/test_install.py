@@ -56,7 +56,7 @@ def test_a_decoder_is_installed_and_removed(
     assert found is not None
     assert found.arguments == (f"--model={model}", "--port=8123")
     text = found.file.read_text()
-    assert f'ExecStart=":{sys.executable}" "-m" "mac_decoder"' in text
+    assert f'ExecStart=":{sys.executable}" "-m" "app.decoder"' in text
     assert "PYTHONSAFEPATH=1" in text
     done = baton("serve", "--uninstall")
     assert done.exit_code == 0

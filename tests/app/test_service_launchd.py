@@ -24,7 +24,7 @@ def test_the_agent_is_this() -> None:
     log = "/h/Library/Logs/Baton/decoder.log"
     assert plistlib.loads(launchd.property_list(SERVICE, home)) == {
         "Label": LABEL,
-        "ProgramArguments": ["/venv/bin/python", "-m", "mac_decoder", *AWKWARD],
+        "ProgramArguments": ["/venv/bin/python", "-m", "app.decoder", *AWKWARD],
         "EnvironmentVariables": {"PYTHONSAFEPATH": "1"},
         "RunAtLoad": True,
         "KeepAlive": {"Crashed": True},

@@ -37,7 +37,7 @@ StartLimitBurst=5
 
 [Service]
 Type=exec
-ExecStart=":/venv/bin/python" "-m" "mac_decoder" "--model=/models/one"
+ExecStart=":/venv/bin/python" "-m" "app.decoder" "--model=/models/one"
 Environment="PYTHONSAFEPATH=1"
 KillMode=mixed
 TimeoutStopSec=60

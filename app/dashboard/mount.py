@@ -1,0 +1,138 @@
+"""The dashboard as the decoder knows it: answers at its addresses, costs nothing before that.
+
+NiceGUI takes a second of a processor and some 30 MB. It is imported in a thread when the first
+page is asked for; a decoder that nobody looks at never has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.dashboard import addresses
+from app.dashboard.login import Login
+from app.dashboard.sealed import Sealed
+from mac_decoder.api import plain
+from mac_decoder.api.errors import error_response
+from mac_decoder.api.face import Facing
+from mac_decoder.api.guard import refuse
+from protocol.errors import BatonError, CapacityError, ConfigError, RequestError
+
+log = logging.getLogger(__name__)
+
+MOST_PAGES: Final = 16
+"""Pages that are open at once, each with its WebSocket."""
+
+
+class Dashboard:
+    """``mac_decoder.api.face.Face``."""
+
+    def __init__(self, facing: Facing) -> None:
+        self._facing = facing
+        self._login = Login(facing)
+        self._starting: asyncio.Task[ASGIApp] | None = None
+        self._running = contextlib.AsyncExitStack()
+        self._sockets = 0
+        self._closed = False
+
+    def answers(self, path: str) -> bool:
+        """Whether the dashboard has this address."""
+        return addresses.is_ours(path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif path == addresses.LOGIN:
+            response = await self._login.login(Request(scope, receive))
+            await response(scope, receive, send)
+        elif path == addresses.LOGOUT:
+            response = await self._login.logout(Request(scope, receive))
+            await response(scope, receive, send)
+        elif path.startswith(addresses.SOCKET):
+            # NiceGUI would also poll. Whoever can have a page can have its WebSocket.
+            missing = RequestError("there is nothing at this address", reason="route_not_found")
+            await refuse(missing, scope, receive, send)
+        elif scope["method"] not in ("GET", "HEAD"):
+            wrong = RequestError("not with this method", reason="method_not_allowed")
+            await refuse(wrong, scope, receive, send)
+        else:
+            await self._page(scope, receive, send)
+
+    async def close(self) -> None:
+        """End NiceGUI, if it was ever begun."""
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+        await self._running.aclose()
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            pages = await self._started()
+        except BatonError as error:
+            await _apology(error)(scope, receive, send)
+            return
+        await Sealed(pages)(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(addresses.SOCKET):
+            missing = RequestError("there is nothing at this address", reason="route_not_found")
+            await refuse(missing, scope, receive, send)
+            return
+        if self._sockets >= MOST_PAGES:
+            busy = CapacityError("too many pages are open", reason="too_many_pages")
+            self._facing.refusals.count(busy.reason)
+            await refuse(busy, scope, receive, send)
+            return
+        self._sockets += 1
+        try:
+            # Also where no page was asked for yet: a page of the process before this one finds
+            # out that it has to be loaded again.
+            pages = await self._started()
+            await pages(scope, receive, send)
+        except BatonError as error:
+            await refuse(error, scope, receive, send)
+        finally:
+            self._sockets -= 1
+
+    async def _started(self) -> ASGIApp:
+        """NiceGUI with the pages. Raises ``ConfigError`` (``dashboard_not_installed``),
+        ``CapacityError`` (``decoder_stopping``).
+        """
+        if self._closed:
+            raise CapacityError("the decoder is stopping", reason="decoder_stopping")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        # Whoever leaves does not end what others wait for.
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> ASGIApp:
+        try:
+            built = await asyncio.to_thread(self._build)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "the dashboard's part of Baton is not installed",
+                reason="dashboard_not_installed",
+                found=error.name,
+                hint="pip install -c constraints.txt '.[decoder]'",
+            ) from error
+        await self._running.enter_async_context(built.running())
+        log.info("the dashboard is up")
+        return built.app
+
+    def _build(self):
+        from app.dashboard import nice
+
+        return nice.build(self._facing)
+
+
+def _apology(error: BatonError) -> Response:
+    told = error_response(error)
+    body = plain.page("The dashboard cannot be shown", plain.text(error.message, error.hint or ""))
+    return Response(body, told.status_code, plain.HEADERS)

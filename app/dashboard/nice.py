@@ -1,0 +1,102 @@
+"""NiceGUI, set up to serve this machine's user and nobody else. Imported at the first page.
+
+Nothing of it is kept on disk, nothing is fetched from elsewhere, and none of its log lines,
+which may hold what somebody typed, reaches the log: exceptions are told by their places.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from mac_decoder.api.face import MOST_HEARD_BYTES, Facing
+from mac_decoder.api.guard import refuse
+from mac_decoder.reporting import traced
+from protocol.errors import CapacityError
+
+# Before NiceGUI is imported, which reads them once: a directory that is not there, instead of one
+# in whatever directory this process was started in; and no server that keeps what pages keep.
+os.environ["NICEGUI_STORAGE_PATH"] = os.devnull
+os.environ.pop("NICEGUI_REDIS_URL", None)
+
+from nicegui import Client, app, core, ui
+
+from app.dashboard import addresses, pages
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS: Final = 64
+"""Pages that are held in memory; one that no browser goes on with goes after a minute."""
+
+_ICON: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
+    '<circle cx="16" cy="16" r="12" fill="none" stroke="#2f6fde" stroke-width="6"/></svg>'
+)
+
+
+class Built(NamedTuple):
+    """What serves the pages, while it runs."""
+
+    app: ASGIApp
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """NiceGUI's own tasks, on this event loop, for the time of a block."""
+        # As a server with a lifespan would; ours has none.
+        async with app.router.lifespan_context(app):
+            yield
+
+
+def build(facing: Facing) -> Built:
+    """Set NiceGUI up, once in a process. Any thread."""
+    for name in ("nicegui", "engineio", "socketio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    app.on_exception(_note)
+    app.config.socket_io_js_transports = ["websocket"]
+    engine: Any = core.sio.eio
+    engine.transports = ["websocket"]
+    engine.max_http_buffer_size = MOST_HEARD_BYTES
+    app.add_static_files(addresses.ASSETS, Path(__file__).parent / "assets")
+    pages.register(facing)
+    around = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    ui.run_with(
+        around,
+        title="Baton",
+        favicon=_ICON,
+        dark=None,
+        language="en-US",
+        # Pages are fed by the board; nothing is bound to what would have to be looked at.
+        binding_refresh_interval=None,
+        reconnect_timeout=5.0,
+        message_history_length=100,
+        gzip_middleware_factory=None,
+        tailwind=False,
+        show_welcome_message=False,
+    )
+    return Built(_Bounded(around))
+
+
+class _Bounded:
+    """Makes no more pages than memory is for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        makes_one = scope["type"] == "http" and scope["path"] in addresses.PAGES
+        if makes_one and len(Client.instances) >= MOST_CLIENTS:
+            busy = CapacityError("too many pages are open", reason="too_many_pages")
+            await refuse(busy, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _note(error: Exception) -> None:
+    log.error("a page failed: %s", traced(error))

@@ -1,0 +1,125 @@
+"""Tokens that log in once: proof that whoever asks is the user whose state directory this is.
+
+Another process of the user leaves a private file here, named by the SHA-256 of a random token;
+the browser brings the token. The file is gone before the answer is given, and worth nothing a
+minute after it was made, so that neither a history nor a log of the browser's opens anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from protocol.errors import CapacityError, ConfigError
+from trust.places import Kind, Place
+
+log = logging.getLogger(__name__)
+
+VALID_S: Final = 60.0
+MOST: Final = 16
+"""At once; they are short-lived."""
+
+DIRECTORY: Final = "logins"
+
+_SECRET_BYTES: Final = 32
+_MAX_FILE_BYTES: Final = 256
+_KIND: Final = Kind(
+    called="file of a login",
+    field="state-dir",
+    exposed="login_exposed",
+    unreadable="login_invalid",
+    hint="remove it, and run `baton dashboard` again",
+)
+
+
+class _Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file's content: when it was made, in seconds since 1970."""
+
+    made_at: float
+
+
+class Once:
+    """The tokens of one decoder. Any process of the user may leave them; files are read and
+    written, so not on an event loop.
+    """
+
+    def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
+        self._place = Place(state / DIRECTORY)
+        self._clock = clock
+
+    def leave(self) -> str:
+        """A new token, valid for ``VALID_S``; its file is there.
+
+        Raises ``ConfigError`` as ``Place.write`` does, and ``CapacityError``
+        (``too_many_logins``).
+        """
+        self.sweep()
+        if len(self._place.names()) >= MOST:
+            raise CapacityError(
+                "too many logins wait to be used",
+                reason="too_many_logins",
+                retry_after_s=VALID_S,
+                hint="close what opens them, and try again in a minute",
+            )
+        token = secrets.token_urlsafe(_SECRET_BYTES)
+        self._place.create(_name(token), msgspec.json.encode(_Left(self._clock())))
+        return token
+
+    def waits(self, token: str) -> bool:
+        """Whether nobody has used it yet. Raises ``ConfigError``."""
+        return _name(token) in self._place.names()
+
+    def take(self, token: str) -> bool:
+        """Whether the token is good. It is not any more afterwards, whoever asks.
+
+        What cannot be read is no token; the log says why.
+        """
+        name = _name(token)
+        try:
+            made_at = self._made_at(name)
+            # Of two who bring it at the same time, one removes it.
+            if not self._place.remove(name):
+                return False
+            self.sweep()
+        except ConfigError as error:
+            log.warning("a login was refused (%s): %s", error.reason, error.message)
+            return False
+        return self._is_fresh(made_at)
+
+    def forget(self, token: str) -> None:
+        """Remove a token that nobody is to use any more. Raises ``ConfigError``."""
+        self._place.remove(_name(token))
+
+    def sweep(self) -> None:
+        """Remove what has expired, and what is no login. Raises ``ConfigError``."""
+        for name in self._place.names():
+            try:
+                fresh = self._is_fresh(self._made_at(name))
+            except ConfigError:
+                fresh = False
+            if not fresh and not name.startswith("."):
+                self._place.remove(name)
+
+    def _made_at(self, name: str) -> float | None:
+        raw = self._place.read(name, _MAX_FILE_BYTES, _KIND)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=_Left).made_at
+        except msgspec.MsgspecError:
+            return None
+
+    def _is_fresh(self, made_at: float | None) -> bool:
+        # Not of the future either: the clock may have been set back.
+        return made_at is not None and 0 <= self._clock() - made_at < VALID_S
+
+
+def _name(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
