@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from app.node_registry import link_name
-from app.status import STATE_STYLES
+from app.status import TONE_STYLES
+from app.view.nodes import TONES
 from app.view.words import human_bytes
 from mac_decoder.qualify.verdicts import Verdict
 from trust.peers import Peer
@@ -91,7 +92,8 @@ def _measured(row: Figures) -> Iterator[str]:
 def _state(row: Figures, without: str) -> str:
     if row.state is None:
         return escape(without)
-    text = f"[{STATE_STYLES.get(row.state, 'yellow')}]{escape(row.state)}[/]"
+    style = TONE_STYLES[TONES.get(row.state, "busy")] or "none"
+    text = f"[{style}]{escape(row.state)}[/]"
     if row.state == "ready":
         return text
     text += f" ({escape(row.reason)})" if row.reason else ""

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from app.terminal import out, print_json
-from app.view.words import human_bytes
-from protocol.errors import ConfigError, TransferError
+from app.view.facts import Tone
+from app.view.summary import summary
+from protocol.errors import ConfigError, PeerProtocolError, TransferError
+from protocol.status.snapshot import Snapshot
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_PORT: Final = 8000
 
-STATE_STYLES: Final = {"ready": "green", "refused": "bold red", "unfit": "bold red"}
-"""How a link's state looks; the others are yellow."""
+TONE_STYLES: Final[Mapping[Tone, str]] = {
+    "plain": "",
+    "good": "green",
+    "busy": "yellow",
+    "warn": "yellow",
+    "bad": "bold red",
+}
+"""How what is shown looks on a terminal."""
 
 
 def status(
@@ -38,8 +48,8 @@ def status(
         print_json(found)
         return
     table = Table.grid(padding=(0, 2))
-    for title, text in summary(found):
-        table.add_row(f"[bold]{title}[/]", text)
+    for line in summary(snapshot_in(found), time.time()):
+        table.add_row(f"[bold]{line.title}[/]", Text(line.text, TONE_STYLES[line.tone]))
     out.print(table)
 
 
@@ -109,101 +119,17 @@ def first_key(path: Path) -> str:
         ) from error
 
 
-def summary(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The rows that people are shown of a status: a title, and text with markup.
+def snapshot_in(found: Mapping[str, Any]) -> Snapshot:
+    """The snapshot in the JSON of ``/status``.
 
-    What a decoder of another release does not tell has no row.
+    Raises PeerProtocolError (``status_version_differs``) where it has another form.
     """
-    engine: Mapping[str, Any] = found.get("engine") or {}
-    yield "model", escape(str(found.get("model", "?")))
-    fault = engine.get("fault")
-    not_ready = f"[bold red]not ready[/]{f': {escape(str(fault))}' if fault else ''}"
-    yield "ready", "[green]yes[/]" if engine.get("ready") else not_ready
-    supervisor = found.get("supervisor") or {}
-    if supervisor.get("restarts"):
-        last = escape(str(supervisor.get("last_fault")))
-        yield "restarts", f"{supervisor['restarts']}, the last after {last}"
-    yield "requests", _requests(engine)
-    if engine.get("ended"):
-        tokens = engine.get("generated_tokens", 0)
-        yield "ended", f"{_counts(engine['ended'])}; {tokens:,} tokens generated"
-    yield from _producer(engine)
-    if engine.get("rates"):
-        yield "rates", _rates(engine)
-    if engine.get("cache_bytes_limit"):
-        reserved = human_bytes(engine.get("cache_bytes_reserved", 0))
-        yield "memory", f"{reserved} of {human_bytes(engine['cache_bytes_limit'])} for requests"
-    yield from _cache(found.get("cache") or {})
-
-
-def _requests(engine: Mapping[str, Any]) -> str:
-    stages = {name: count for name, count in (engine.get("requests") or {}).items() if count}
-    text = f"{engine.get('open', 0)} open of at most {engine.get('open_limit', '?')}"
-    return f"{text} ({_counts(stages)})" if stages else text
-
-
-def _producer(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    links = engine.get("links") or []
-    if not links:
-        yield "producer", "none: every prompt is prefilled here"
-        return
-    for number, link in enumerate(links, 1):
-        yield from _link(f"producer {number}" if len(links) > 1 else "producer", link)
-    if engine.get("remote_threshold") is not None:
-        yield "asked from", f"{engine['remote_threshold']:,} tokens on"
-    fallbacks = engine.get("fallbacks")
-    yield "fallbacks", f"{_counts(fallbacks)} (prefilled here instead)" if fallbacks else "none"
-
-
-def _link(name: str, link: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    state = str(link.get("state"))
-    text = f"[{STATE_STYLES.get(state, 'yellow')}]{state}[/]"
-    if link.get("reason"):
-        text += f" ({link['reason']})"
-    if link.get("detail"):
-        text += f": {escape(str(link['detail']))}"
-    if state in ("down", "refused"):
-        text += f"; tried {link.get('attempts', 0)} times, again in {link.get('retry_in_s', 0)} s"
-    yield name, f"{escape(str(link['name']))} {text}" if link.get("name") else text
-    handoffs = f"{link.get('handoffs', 0)} received"
-    if link.get("resumed"):
-        handoffs += f", {link['resumed']} lost connections gone on from"
-    failures = link.get("failures")
-    yield "handoffs", f"{handoffs}; failed: {_counts(failures)}" if failures else handoffs
-
-
-def _rates(engine: Mapping[str, Any]) -> str:
-    rates, link = engine["rates"], (engine.get("links") or [{}])[0]
-    known = (
-        ("prefill here", rates.get("local_tokens_per_s"), "tokens/s"),
-        ("producer", rates.get("producer_tokens_per_s"), "tokens/s"),
-        ("overhead of a handoff", rates.get("handoff_overhead_ms"), "ms"),
-        ("round trip", link.get("round_trip_ms"), "ms"),
-    )
-    parts = [f"{name} {value:,.1f} {unit}" for name, value, unit in known if value]
-    if wire := rates.get("link_bytes_per_s"):
-        parts.append(f"link {human_bytes(wire)}/s")
-    return ", ".join(parts) or "nothing measured yet"
-
-
-def _cache(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    tiers = (
-        ("live", "sequences", "bytes", None),
-        ("resident", "cuts", "used_bytes", "budget_bytes"),
-        ("durable", "cuts", "on_disk", "cap_bytes"),
-    )
-    for name, counted, used, most in tiers:
-        tier = cache.get(name)
-        if not tier:
-            continue
-        text = f"{tier.get(counted, 0):,} {counted}, {human_bytes(tier.get(used, 0))}"
-        yield f"{name} cache", f"{text} of {human_bytes(tier[most])}" if most in tier else text
-    counters = cache.get("counters")
-    if counters:
-        hits, misses = counters.get("cache_hits", 0), counters.get("cache_misses", 0)
-        continued = counters.get("session_continuation_hits", 0)
-        yield "reuse", f"{hits} hits, {misses} misses, {continued} continued live"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {escape(name)}" for name, count in counts.items())
+    try:
+        return msgspec.convert(found.get("snapshot"), Snapshot)
+    except msgspec.ValidationError as error:
+        raise PeerProtocolError(
+            "the decoder's status is of another version",
+            reason="status_version_differs",
+            field="snapshot",
+            hint="use the same release of Baton for both; --json prints what it says",
+        ) from error

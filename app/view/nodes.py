@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from app.view import facts, words
 from app.view.facts import Badge, Fact, Tone
 from app.view.reasons import meaning
-from protocol.status.snapshot import LinkName, Node, Qualified, Snapshot
+from protocol.status.snapshot import Node, Qualified, Snapshot
 
-TONES: Final[dict[LinkName, Tone]] = {
+TONES: Final[Mapping[str, Tone]] = {
     "off": "plain",
     "connecting": "busy",
     "qualifying": "busy",

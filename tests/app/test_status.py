@@ -10,12 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from app.commands import app
-from app.status import base_url, fetch_status, summary
-from protocol.errors import ConfigError, TransferError
+from app.status import base_url, fetch_status
+from app.view.summary import summary
+from protocol.errors import ConfigError, PeerProtocolError, TransferError
+from protocol.status.snapshot import Nodes
+from tests.app.view.snapshots import IDLE, NOW, exactly, with_engine, with_node
 
 LINK = {
     "name": "wss://box:7431",
@@ -58,6 +62,41 @@ STATUS: dict[str, Any] = {
         "counters": {"cache_hits": 5, "cache_misses": 2, "session_continuation_hits": 1},
     },
 }
+
+
+SNAPSHOT = msgspec.structs.replace(
+    with_node(
+        with_engine(
+            IDLE,
+            open=3,
+            stages={"waiting": 1, "remote": 0, "decode": 2},
+            ended={"stop": 12, "length": 1},
+            generated_tokens=1234,
+            fallbacks={"producer_down": 4},
+            asked_from_tokens=256,
+            local_tokens_per_s=exactly(55.2),
+            cache_bytes_reserved=42_000_000,
+            cache_bytes_limit=11_800_000_000,
+        ),
+        name="wss://box:7431",
+        state="refused",
+        reason="weights_differ",
+        detail="its checkpoint differs in weights, tokenizer; copy it",
+        attempts=3,
+        handoffs=2,
+        resumed=0,
+        failures={"connection_lost": 1},
+    ),
+    decoder=msgspec.structs.replace(
+        IDLE.decoder, model="a [model]", restarts=1, last_fault="signal SIGABRT"
+    ),
+    cache=msgspec.structs.replace(
+        IDLE.cache,
+        durable=None,
+        counters={"cache_hits": 5, "cache_misses": 2, "session_continuation_hits": 1},
+    ),
+)
+STATUS["snapshot"] = json.loads(msgspec.json.encode(SNAPSHOT))
 
 
 @pytest.mark.parametrize(
@@ -125,32 +164,44 @@ def test_the_summary_is_text_and_json_is_raw() -> None:
         text = " ".join(shown(address).split())
         assert json.loads(shown(f"http://{address}/v1/", "--json")) == STATUS
     for part in (
-        "a [model]",
-        "ready yes",
+        "model a [model]",
+        "does Idle",
         "restarts 1, the last after signal SIGABRT",
         "3 open of at most 80 (1 waiting, 2 decode)",
         "12 stop, 1 length; 1,234 tokens generated",
-        "refused (weights_differ): its checkpoint differs in weights, tokenizer; copy it; "
-        "tried 3 times, again in 7.5 s",
+        "wss://box:7431: refused (weights_differ): its checkpoint differs in weights, tokenizer; "
+        "copy it; tried 3 times",
         "2 received; failed: 1 connection_lost",
         "4 producer_down (prefilled here instead)",
-        "prefill here 55.2 tokens/s, producer 2,100.0 tokens/s, round trip 0.4 ms, link 1.2 GB/s",
+        "prefill here 55.2 tokens/s, producer 2,100 tokens/s, round trip 0.4 ms, link 1.2 GB/s",
         "asked from 256 tokens on",
         "42.0 MB of 11.8 GB for requests",
-        "resident cache 3 cuts, 2.0 MB of 5.0 GB",
+        "memory cache 1.2 GB of 8.0 GB, 3 cuts",
         "5 hits, 2 misses, 1 continued live",
+        "≈ 2 min 4 s",
     ):
         assert part in text
-    assert "durable" not in text
+    assert "disk" not in text
     assert "{" not in text
 
 
-def test_a_decoder_that_tells_less_is_shown_all_the_same() -> None:
-    rows = dict(summary({"model": "m", "engine": {"ready": False, "fault": "engine_fault"}}))
-    assert "not ready" in rows["ready"]
-    assert "engine_fault" in rows["ready"]
-    assert rows["producer"].startswith("none")
-    assert dict(summary({}))["model"] == "?"
+def test_a_decoder_that_cannot_answer_says_why() -> None:
+    failed = with_engine(IDLE, doing="trouble", ready=False, fault="engine_fault")
+    assert {line.title: line.text for line in summary(failed, NOW)}["does"] == (
+        "Trouble: engine_fault"
+    )
+
+
+def test_without_a_producer_that_is_said() -> None:
+    alone = msgspec.structs.replace(IDLE, nodes=Nodes(()))
+    lines = {line.title: line.text for line in summary(alone, NOW)}
+    assert lines["producer"] == "No producer: every prompt is prefilled here"
+
+
+def test_a_status_of_another_release_is_named_as_such() -> None:
+    with answering(200, {"model": "m"}) as address, pytest.raises(PeerProtocolError) as refused:
+        shown(address)
+    assert refused.value.reason == "status_version_differs"
 
 
 @pytest.mark.parametrize("code", ["decoder_starting", "invalid_api_key"])
