@@ -1,0 +1,183 @@
+"""What an open dashboard and a menu bar cost. Run: python -m tests.benchmarks.face_cost --model DIR
+
+One decoder with its dashboard answers the same prompt again and again, in pairs: once with the
+dashboard open in Chromium and the menu bar's follower connected, once with neither. Decoding is
+timed by the decoder, from the first token to the last. Bar: at most 2 %.
+
+Where there are two processors, the decoder has one and what looks at it the other: so that the
+figure holds what the decoder does for them, and not that a browser computes on this machine too.
+With ``--shared`` everything shares all processors.
+
+``/status`` is asked during a prefill as well, without and with both open. Bar: 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import httpx
+import psutil
+from playwright.sync_api import Browser
+
+from app.children import start
+from app.menubar.follow import Follower, Told
+from app.menubar.place import Place
+from tests.benchmarks.servers import Server, words
+from tests.e2e.browsing import WIDE, chromium
+
+SETTLE_S = 1.0
+
+
+@contextmanager
+def served(model: Path, *options: str) -> Iterator[tuple[Server, psutil.Process]]:
+    """`baton serve` with its dashboard, and its process."""
+    command = [sys.executable, "-m", "app.cli", "serve", "--model", str(model), "--port", "0"]
+    child = start("decoder", [*command, "--served-name", "bench", "--no-disk", *options])
+    try:
+        url = child.wait_ready(120.0)
+        port = int(url.rpartition(":")[2])
+        owner = next(
+            one
+            for one in psutil.Process().children(recursive=True)
+            if any(c.laddr.port == port and c.status == "LISTEN" for c in one.net_connections())
+        )
+        yield Server(url, "bench"), owner
+    finally:
+        child.end()
+
+
+@contextmanager
+def watched(browser: Browser, server: Server) -> Iterator[list[Told]]:
+    """A page of it is open, and a follower connected; gives what that was told."""
+    told: list[Told] = []
+    place = Place(server.url)
+    follower = Follower(lambda: place, told.append)
+    context = browser.new_context(viewport=WIDE)
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("#headline").wait_for()
+        follower.start()
+        time.sleep(SETTLE_S)
+        yield told
+    finally:
+        follower.stop()
+        context.close()
+        time.sleep(SETTLE_S)
+
+
+def decoded(server: Server, tokens: int) -> float:
+    """Tokens per second of one answer, by the decoder's own measure."""
+    body = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": "Tell a long story."}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "baton": {"reuse": False},
+        "logit_bias": {},
+    }
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=600) as got:
+        for _ in got.iter_lines():
+            pass
+    ended = httpx.get(f"{server.url}/status", timeout=30).json()["snapshot"]["recent"]["finished"]
+    return ended[0]["tokens_per_s"]["value"]
+
+
+def answers(server: Server, prompt: str) -> list[float]:
+    """Milliseconds of ``/status`` while a prompt is prefilled."""
+    took: list[float] = []
+    body = {"model": server.model, "prompt": prompt, "max_tokens": 1, "baton": {"reuse": False}}
+    asking = threading.Thread(
+        target=lambda: httpx.post(f"{server.url}/v1/completions", json=body, timeout=600)
+    )
+    asking.start()
+    with httpx.Client(timeout=30) as client:
+        while asking.is_alive():
+            began = time.perf_counter()
+            found = client.get(f"{server.url}/status").json()["snapshot"]
+            if found["engine"]["doing"] == "prefilling_here":
+                took.append((time.perf_counter() - began) * 1e3)
+            time.sleep(0.05)
+    asking.join()
+    return took
+
+
+def apart(owner: psutil.Process) -> None:
+    """Give the decoder one processor, and everything that looks at it the others."""
+    mine, *others = sorted(os.sched_getaffinity(0))
+    for thread in owner.threads():
+        os.sched_setaffinity(thread.id, {mine})
+    os.sched_setaffinity(0, set(others))
+
+
+def measured(model: Path, tokens: int, pairs: int, prompt: int, *, shared: bool) -> Any:
+    """All figures of one checkpoint."""
+    with served(model) as (server, owner):
+        if not shared:
+            apart(owner)
+        with chromium() as browser:
+            # The first page imports NiceGUI.
+            with watched(browser, server):
+                decoded(server, tokens)
+            speeds: list[tuple[float, float]] = []
+            told = 0
+            for number in range(pairs):
+                # Each follows the other in half of the pairs.
+                found: dict[bool, float] = {}
+                for looked_at in (True, False) if number % 2 else (False, True):
+                    if looked_at:
+                        with watched(browser, server) as messages:
+                            found[True] = decoded(server, tokens)
+                            told += len(messages)
+                    else:
+                        found[False] = decoded(server, tokens)
+                speeds.append((found[True], found[False]))
+            text = words(model, prompt, "Look.")
+            alone = answers(server, text)
+            with watched(browser, server):
+                looked_at = answers(server, text)
+    ratios = [on / off for on, off in speeds]
+    low, middle, high = quantiles(ratios, n=4)
+    return {
+        "tokens_per_s": round(median(off for _, off in speeds), 1),
+        "looked_at": round(median(on for on, _ in speeds), 1),
+        "cost": round(1 - middle, 4),
+        "spread": [round(1 - high, 4), round(1 - low, 4)],
+        "messages_to_the_menu_bar": told,
+        "status_ms": {
+            name: {"median": round(median(took), 1), "most": round(max(took), 1), "of": len(took)}
+            for name, took in (("alone", alone), ("looked at", looked_at))
+            if took
+        },
+    }
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of the prefill")
+    parser.add_argument("--shared", action="store_true", help="all processors for everybody")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CONFIG_HOME"] = place
+        found = measured(given.model, given.tokens, given.pairs, given.prompt, shared=given.shared)
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
