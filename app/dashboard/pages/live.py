@@ -1,0 +1,92 @@
+"""A page in one browser: drawn whole once, then told what changes for as long as it is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicegui.element import Element
+from nicegui.events import GenericEventArguments
+from starlette.requests import Request
+
+from app.dashboard.pages import frame
+from app.dashboard.pages.feed import Feed
+from app.dashboard.pages.screen import Change, Drawn, Memo, Page, Seen, changes
+from app.view.standing import Standing
+from mac_decoder.api.face import Facing
+from mac_decoder.api.sessions import Session, Sessions
+from protocol.status.snapshot import Snapshot
+
+
+class Live(Element, component="live.js"):
+    """Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        facing: Facing,
+        feed: Feed,
+        page: Page,
+        request: Request,
+        snapshot: Snapshot,
+        now: float,
+    ) -> None:
+        super().__init__()
+        self._facing = facing
+        self._feed = feed
+        self._page = page
+        self._session: Session | None = request.scope.get(Sessions.SCOPE)
+        self._standing = Standing("connected", facing.facts.address)
+        self._memo = Memo()
+        self._hidden = False
+        self._shown = self._draw(snapshot, now)
+        session = "" if self._session is None else "manage" if self._session.may_manage else "look"
+        self._props["html"] = frame.whole(
+            request.url.path,
+            page.title,
+            self._shown,
+            page.body(self._shown),
+            session=session,
+            disk=facing.facts.disk,
+        )
+        self.on("act", self._act)
+        self.client.on_connect(self._looked_at)
+        self.client.on_disconnect(self._left)
+        self.client.on_delete(self._left)
+
+    def may_manage(self) -> bool:
+        """Whether who looks at it may change things, now."""
+        return self._facing.sessions.may_manage(self._session)
+
+    def see(self, snapshot: Snapshot, now: float) -> None:
+        """Show a snapshot, if anything is different."""
+        drawn = self._draw(snapshot, now)
+        found = changes(self._shown, drawn)
+        self._shown = drawn
+        if found:
+            self.tell(found)
+
+    def tell(self, found: list[Change]) -> None:
+        """Have the browser do something."""
+        self.run_method("patch", found)
+
+    def _draw(self, snapshot: Snapshot, now: float) -> Drawn:
+        seen = Seen(snapshot, now, self._standing, self.may_manage())
+        return {**frame.draw(self._memo, seen), **self._page.draw(seen)}
+
+    def _looked_at(self) -> None:
+        if not self._hidden:
+            self._feed.join(self)
+
+    def _left(self) -> None:
+        self._feed.leave(self)
+
+    def _act(self, event: GenericEventArguments) -> None:
+        said: dict[str, Any] = event.args if isinstance(event.args, dict) else {}
+        match said.get("do"):
+            case "hidden":
+                self._hidden = True
+                self._feed.leave(self)
+            case "shown":
+                self._hidden = False
+                self._feed.join(self)
+            case _:
+                pass

@@ -1,0 +1,133 @@
+"""The parts of the view as HTML: a fact, a badge, a bar. Pure; words and numbers are the view's.
+
+A fact's element says where its number comes from: ``data-path`` in the snapshot, ``data-value``
+as JSON, and ``data-basis``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from app.dashboard.pages.markup import NOTHING, Attribute, Html, joined, tag
+from app.view import words
+from app.view.facts import Badge, Fact, Meter, Segment
+
+_NOT_AVAILABLE: Final = tag("span", words.DASH, role="img", aria_label="not available")
+
+
+def known(fact: Fact) -> dict[str, Attribute]:
+    """The attributes by which a fact's element says where its number comes from."""
+    if not fact.path:
+        return {}
+    value = msgspec.json.encode(fact.value).decode()
+    return {"data_path": fact.path, "data_value": value, "data_basis": fact.basis}
+
+
+def figure(fact: Fact) -> Html:
+    """A fact's text; a dash has a name."""
+    return _NOT_AVAILABLE if fact.text == words.DASH else joined(fact.text)
+
+
+def value(fact: Fact, name: str = "span", **attributes: Attribute) -> Html:
+    """A fact without its label."""
+    return tag(name, figure(fact), **known(fact), data_tone=_tone(fact), **attributes)
+
+
+def labelled(fact: Fact) -> Html:
+    """A fact in a description list."""
+    note = tag("small", fact.note) if fact.note else NOTHING
+    return tag("div", tag("dt", fact.label), tag("dd", value(fact), note), class_="fact")
+
+
+def facts(found: Iterable[Fact], class_: str = "facts") -> Html:
+    """Facts with their labels."""
+    return tag("dl", *(labelled(fact) for fact in found), class_=class_)
+
+
+def badge(found: Badge | None, class_: str = "") -> Html:
+    """A word in a frame; what it means is its title."""
+    if found is None:
+        return NOTHING
+    return tag(
+        "span",
+        found.text,
+        class_=f"badge {class_}".rstrip(),
+        data_tone=found.tone,
+        title=found.note or None,
+    )
+
+
+def source(found: Badge | None) -> Html:
+    """The badge of where a cache came from."""
+    return badge(found, "source")
+
+
+def bar(segments: Sequence[Segment]) -> Html:
+    """A stacked bar. Its accessible text lists what the legend shows."""
+    if not segments:
+        return tag("div", class_="bar empty", aria_hidden="true")
+    said = ", ".join(f"{one.label} {one.fact.text}" for one in segments)
+    return tag(
+        "div",
+        *(
+            tag("i", data_kind=one.kind, style=f"flex-grow:{one.share:.4f}")
+            for one in segments
+            if one.share > 0
+        ),
+        class_="bar",
+        role="img",
+        aria_label=f"Phases: {said}",
+    )
+
+
+def legend(segments: Sequence[Segment]) -> Html:
+    """What the parts of a stacked bar are."""
+    if not segments:
+        return NOTHING
+    return tag(
+        "ul",
+        *(
+            tag(
+                "li",
+                tag("i", data_kind=one.kind, aria_hidden="true"),
+                tag("span", one.label),
+                value(one.fact, "b"),
+            )
+            for one in segments
+        ),
+        class_="legend",
+        aria_label="Phases",
+    )
+
+
+def progress(share: float | None, name: str) -> Html:
+    """How far something is; without ``share`` nothing is known of it."""
+    return tag("progress", max=1, value=None if share is None else round(share, 4), aria_label=name)
+
+
+def meter(found: Meter) -> Html:
+    """How much of something is used, with what there is to know of it."""
+    head = tag("h3", found.label, class_="meter-name")
+    line = tag("p", found.text, class_="meter-text")
+    used = NOTHING
+    if found.share is not None:
+        full = "warn" if found.share > 0.9 else None
+        used = tag(
+            "div",
+            tag("i", style=f"width:{found.share * 100:.2f}%"),
+            class_="meter",
+            role="meter",
+            aria_label=f"{found.label}: {found.text}",
+            aria_valuemin=0,
+            aria_valuemax=100,
+            aria_valuenow=round(found.share * 100),
+            data_tone=full,
+        )
+    return tag("div", head, line, used, facts(found.facts), class_="card")
+
+
+def _tone(fact: Fact) -> str | None:
+    return None if fact.tone == "plain" else fact.tone
