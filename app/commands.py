@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from app import (
     bench,
     cache,
+    dashboard_command,
     demo,
     doctor,
     key,
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 
 
-_ABOUT_THE_DECODER: Final = ("cache", "key", "node", "status")
+_ABOUT_THE_DECODER: Final = ("cache", "dashboard", "key", "node", "status")
 
 
 def _print_version(asked: bool) -> None:
@@ -89,6 +90,7 @@ app.command("serve", context_settings=FORWARD, add_help_option=False)(serve.serv
 app.command("produce", context_settings=FORWARD, add_help_option=False)(produce.produce)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)
+app.command("dashboard")(dashboard_command.dashboard)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 app.add_typer(key.app, name="key")

@@ -347,7 +347,7 @@ class _Node:
             board=service.board,
             inside=Inside(routes),
             sessions=sessions,
-            once=Once(config.state_path),
+            once=Once(config.state_path, port),
             refusals=service.door.refusals,
             facts=Facts(
                 model=checkpoint.path,

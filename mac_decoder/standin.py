@@ -2,9 +2,10 @@
 
 The supervisor owns the listening socket and answers on it itself until its child does:
 ``/health`` 200 with the state, ``/ready`` 503, everything else OpenAI's error object with
-status 503 and, where waiting helps, ``Retry-After``. What the decoder would refuse whatever
-its state (another host's name, a foreign page's origin, a malformed request) is refused here
-with the same code.
+status 503 and, where waiting helps, ``Retry-After``. A browser that wants something to show gets
+a page that says it and asks again by itself. What the decoder would refuse whatever its state
+(another host's name, a foreign page's origin, a malformed request) is refused here with the same
+code.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Final, Literal
 
+from mac_decoder.api import plain
 from mac_decoder.api.errors import SERVER_ERROR, error_body, status_of
-from mac_decoder.api.guard import Callers
+from mac_decoder.api.guard import Callers, takes_html
 from protocol.errors import RequestError
 
 State = Literal["starting", "restarting", "latched", "stopping"]
@@ -39,6 +41,16 @@ _LIFE_S: Final = 10.0
 _LENGTH_DIGITS: Final = 18
 _MAX_BODY_BYTES: Final = 16 << 20
 _POLL_S: Final = 0.05
+
+_REFRESH_S: Final = 10
+"""When a page asks again where waiting alone does not help: a person may have."""
+
+_TITLES: Final[Mapping[State, str]] = {
+    "starting": "Baton is starting",
+    "restarting": "Baton is starting again",
+    "latched": "Baton has given up",
+    "stopping": "Baton is stopping",
+}
 
 
 @dataclass(frozen=True)
@@ -223,6 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"status": "alive", **shown})
         elif path == "/ready":
             self._send(503, {"status": "not_ready", **shown}, standing.retry_after_s)
+        elif self.command in ("GET", "HEAD") and takes_html(self.headers.get_all("Accept", [])):
+            self._show(standing)
         else:
             self._send(503, {"error": error_object(standing)}, standing.retry_after_s)
 
@@ -253,13 +267,29 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(
         self, status: int, content: dict[str, object], retry_after_s: int | None = None
     ) -> None:
-        raw = json.dumps(content).encode()
+        headers = {"Content-Type": "application/json"}
+        if retry_after_s is not None:
+            headers["Retry-After"] = str(retry_after_s)
+        self._write(status, json.dumps(content).encode(), headers)
+
+    def _show(self, standing: Standing) -> None:
+        """The same for a person. By itself the page then finds whoever answers next."""
+        sentence = f"{standing.message[:1].upper()}{standing.message[1:]}."
+        ended = f"How its process last ended: {standing.last_fault}." if standing.last_fault else ""
+        times = f"Restarts so far: {standing.restarts}." if standing.restarts else ""
+        said = plain.text(sentence, ended, times, "This page looks again by itself.")
+        again_s = standing.retry_after_s or _REFRESH_S
+        headers = {**plain.HEADERS, "refresh": str(again_s)}
+        if standing.retry_after_s is not None:
+            headers["retry-after"] = str(standing.retry_after_s)
+        self._write(503, plain.page(_TITLES[standing.state], said), headers)
+
+    def _write(self, status: int, raw: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(raw)))
         self.send_header("Connection", "close")
-        if retry_after_s is not None:
-            self.send_header("Retry-After", str(retry_after_s))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(raw)

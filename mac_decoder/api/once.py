@@ -3,6 +3,8 @@
 Another process of the user leaves a private file here, named by the SHA-256 of a random token;
 the browser brings the token. The file is gone before the answer is given, and worth nothing a
 minute after it was made, so that neither a history nor a log of the browser's opens anything.
+It is for one port alone: whoever listens on another, and is no decoder, gains nothing by being
+sent the token.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ _KIND: Final = Kind(
 
 
 class _Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file's content: when it was made, in seconds since 1970."""
+    """A file's content: when it was made, in seconds since 1970, and for which port."""
 
     made_at: float
+    port: int
 
 
 class Once:
@@ -50,8 +53,10 @@ class Once:
     written, so not on an event loop.
     """
 
-    def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: Path, port: int, clock: Callable[[], float] = time.time) -> None:
+        """``state`` is the decoder's state directory, ``port`` where it listens."""
         self._place = Place(state / DIRECTORY)
+        self._port = port
         self._clock = clock
 
     def leave(self) -> str:
@@ -69,7 +74,7 @@ class Once:
                 hint="close what opens them, and try again in a minute",
             )
         token = secrets.token_urlsafe(_SECRET_BYTES)
-        self._place.create(_name(token), msgspec.json.encode(_Left(self._clock())))
+        self._place.create(_name(token), self._content())
         return token
 
     def waits(self, token: str) -> bool:
@@ -83,7 +88,7 @@ class Once:
         """
         name = _name(token)
         try:
-            made_at = self._made_at(name)
+            left = self._left(name)
             # Of two who bring it at the same time, one removes it.
             if not self._place.remove(name):
                 return False
@@ -91,7 +96,7 @@ class Once:
         except ConfigError as error:
             log.warning("a login was refused (%s): %s", error.reason, error.message)
             return False
-        return self._is_fresh(made_at)
+        return left is not None and left.port == self._port and self._is_fresh(left)
 
     def forget(self, token: str) -> None:
         """Remove a token that nobody is to use any more. Raises ``ConfigError``."""
@@ -101,24 +106,27 @@ class Once:
         """Remove what has expired, and what is no login. Raises ``ConfigError``."""
         for name in self._place.names():
             try:
-                fresh = self._is_fresh(self._made_at(name))
+                left = self._left(name)
             except ConfigError:
-                fresh = False
-            if not fresh and not name.startswith("."):
+                left = None
+            if not name.startswith(".") and (left is None or not self._is_fresh(left)):
                 self._place.remove(name)
 
-    def _made_at(self, name: str) -> float | None:
+    def _content(self) -> bytes:
+        return msgspec.json.encode(_Left(self._clock(), self._port))
+
+    def _left(self, name: str) -> _Left | None:
         raw = self._place.read(name, _MAX_FILE_BYTES, _KIND)
         if raw is None:
             return None
         try:
-            return msgspec.json.decode(raw, type=_Left).made_at
+            return msgspec.json.decode(raw, type=_Left)
         except msgspec.MsgspecError:
             return None
 
-    def _is_fresh(self, made_at: float | None) -> bool:
+    def _is_fresh(self, left: _Left) -> bool:
         # Not of the future either: the clock may have been set back.
-        return made_at is not None and 0 <= self._clock() - made_at < VALID_S
+        return 0 <= self._clock() - left.made_at < VALID_S
 
 
 def _name(token: str) -> str:
