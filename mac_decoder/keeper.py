@@ -18,6 +18,7 @@ from mac_decoder.reuse.line import Line
 from mac_decoder.reuse.resident import Pinned, Resident
 from mac_decoder.store.events import Event
 from mac_decoder.store.manifest import Role
+from mac_decoder.store.publisher import Job
 from mac_decoder.store.store import Store, log_event
 from mac_decoder.tiers import restores
 from mac_decoder.tiers.keeping import Forgotten, Keeping, Kept
@@ -169,6 +170,10 @@ class Keeper:
         in memory, and on the way to the disk. What is on disk stays there.
         """
         return self._keeping.forget(cuts)
+
+    def unpublished(self) -> tuple[Job, ...]:
+        """The cuts whose publication has not ended."""
+        return self._keeping.unpublished()
 
     def finish_publication(self) -> None:
         """Wait for the publication that is in progress, if any."""

@@ -5,7 +5,7 @@ Taken in small steps: the books are never held for longer than one conversation 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from mac_decoder.store.holdings import Holdings
 from mac_decoder.store.ledger import Cut, Tally, Victims, Withheld
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Role
-from protocol.errors import IntegrityError
+from protocol.errors import Cancelled, IntegrityError
 from protocol.messages import History
 
 
@@ -124,11 +124,13 @@ class Catalogue:
             identities = {self._held.spaces[cut.space] for cut in others}
             return Foreign(len(identities), len(others), freed.freed)
 
-    def walk(self) -> Footprint:
-        """Count every file. Raises ``OSError``."""
+    def walk(self, cancelled: Callable[[], bool] = lambda: False) -> Footprint:
+        """Count every file. Raises ``OSError``, and ``Cancelled``."""
         held = self._held
         kinds: dict[str, Tally] = {}
         for path, nbytes, _modified in held.disk.walk(held.directory):
+            if cancelled():
+                raise Cancelled("the count was given up")
             kind = self._kind(path)
             files, sofar = kinds.get(kind, Tally())
             kinds[kind] = Tally(files + 1, sofar + nbytes)
@@ -146,15 +148,15 @@ class Catalogue:
             return other.kind
         if path in index.FILES:
             return "index"
-        folder, _, name = path.partition("/")
-        if not name:
-            return "own" if path in (names.CACHE_TAG, "lock") else "unknown"
-        return {
-            names.BLOCKS: "blocks",
-            names.CUTS: "cuts",
-            names.TEMP: "unfinished",
-            names.QUARANTINE: "quarantined",
-        }.get(folder, "unknown")
+        if path in (names.CACHE_TAG, "lock"):
+            return "own"
+        for folder in (names.BLOCKS, names.CUTS):
+            if names.digest_of_path(path, folder) is not None:
+                return folder
+        # What came since the books were made: a publication's files, and what was set aside.
+        return {names.TEMP: "unfinished", names.QUARANTINE: "quarantined"}.get(
+            path.partition("/")[0], "unknown"
+        )
 
 
 def _described(cut: Cut) -> HeldCut:

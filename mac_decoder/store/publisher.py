@@ -117,6 +117,12 @@ class Publisher:
             self._ready.wait_for(lambda: self._ended or not self._unfinished(), timeout_s)
             return not self._unfinished()
 
+    def unfinished(self) -> tuple[Job, ...]:
+        """The jobs that have no outcome yet, steps that wait with others included."""
+        with self._ready:
+            jobs = [*([self._busy] if self._busy is not None else []), *self._queue]
+        return tuple(each for job in jobs for each in (*job.waiting_too, job))
+
     def withdraw(self, cuts: Collection[bytes] | None = None) -> int:
         """Give up the jobs that wait of ``cuts``, by their names, or all; how many that were.
 

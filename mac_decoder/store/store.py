@@ -31,7 +31,7 @@ from mac_decoder.reuse.cut import (
 )
 from mac_decoder.reuse.facts import Holding
 from mac_decoder.store.block_files import BlockFiles
-from mac_decoder.store.catalogue import Catalogue
+from mac_decoder.store.catalogue import Catalogue, Footprint
 from mac_decoder.store.events import DeleteReason, Event, Listener
 from mac_decoder.store.files import Disk, RealDisk
 from mac_decoder.store.holdings import Holdings
@@ -385,6 +385,13 @@ class Store:
         """The namespaces of ``identity`` that were ever written to, under whatever salt."""
         found = self.namespaces().items()
         return frozenset(space for space, other in found if other == identity)
+
+    def footprint(self, cancelled: Callable[[], bool] = lambda: False) -> Footprint:
+        """Count every file by a walk. Raises ``ConfigError`` (``cache_dir_unusable``) if the disk
+        fails, and ``Cancelled``.
+        """
+        with _usable(self._held.directory):
+            return self.catalogue.walk(cancelled)
 
     def stats(self) -> StoreStats:
         """The figures now."""

@@ -166,6 +166,10 @@ class Keeping:
         """
         return self._ordered.submit(self._forget, cuts)
 
+    def unpublished(self) -> tuple[Job, ...]:
+        """The cuts whose publication has not ended."""
+        return self._publisher.unfinished() if self._publisher is not None else ()
+
     def finish_publication(self) -> None:
         """Wait for the publication that is in progress, if any."""
         if self._publisher is not None:
