@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from app import (
+    app_command,
     bench,
     cache,
     dashboard_command,
@@ -88,6 +89,7 @@ FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("serve", context_settings=FORWARD, add_help_option=False)(serve.serve)
 app.command("produce", context_settings=FORWARD, add_help_option=False)(produce.produce)
+app.command("app")(app_command.app)
 app.command("plan")(plan.plan)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard_command.dashboard)

@@ -115,9 +115,13 @@ class Follower:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun = threading.Event()
         self._nudged = asyncio.Event()
+        """Waiting is over."""
+
+        self._elsewhere = asyncio.Event()
+        """So is the connection that there is."""
+
         self._stopping = False
         self._last: Told | None = None
-        self._connection: ClientConnection | None = None
 
     def start(self) -> None:
         """Begin, in a thread of its own."""
@@ -127,16 +131,16 @@ class Follower:
     def stop(self) -> None:
         """End; returns when nothing is heard any more."""
         self._stopping = True
-        self._call(self._wake)
+        self._call(self._leave)
         self._thread.join()
 
     def try_now(self) -> None:
         """Somebody has reason to think that the decoder is there now. Any thread."""
-        self._call(self._wake_waiting)
+        self._call(self._wake)
 
     def look_again(self) -> None:
         """The settings may name another place: connect to what they say now. Any thread."""
-        self._call(self._wake)
+        self._call(self._leave)
 
     def _call(self, what: Callable[[], None]) -> None:
         # The loop may have ended with the thread.
@@ -148,9 +152,9 @@ class Follower:
         self._pauses.begin_anew()
         self._nudged.set()
 
-    def _wake_waiting(self) -> None:
-        if self._connection is None:
-            self._wake()
+    def _leave(self) -> None:
+        self._elsewhere.set()
+        self._wake()
 
     def _run(self) -> None:
         asyncio.run(self._follow())
@@ -160,6 +164,7 @@ class Follower:
         self._begun.set()
         while not self._stopping:
             self._nudged.clear()
+            self._elsewhere.clear()
             told = await self._once()
             if self._stopping:
                 return
@@ -222,20 +227,16 @@ class Follower:
             proxy=None,
             logger=_quiet,
         ) as connection:
-            self._connection = connection
-            try:
-                await self._listen(connection, place)
-            finally:
-                self._connection = None
+            await self._listen(connection, place)
         return None
 
     async def _listen(self, connection: ClientConnection, place: Place) -> None:
         snapshot: Snapshot | None = None
-        heard = asyncio.create_task(_forever(self._nudged))
+        left = asyncio.create_task(_until(self._elsewhere))
         self._clocks.slept()
         try:
-            while not self._nudged.is_set():
-                message = await self._next(connection, heard)
+            while not self._elsewhere.is_set():
+                message = await self._next(connection, left)
                 if message is None:
                     return
                 match decode(message):
@@ -249,10 +250,10 @@ class Follower:
                     self._pauses.begin_anew()
                     self._tell(Told(Standing("connected", place.url), snapshot, place))
         finally:
-            heard.cancel()
+            left.cancel()
 
     async def _next(
-        self, connection: ClientConnection, nudged: asyncio.Task[None]
+        self, connection: ClientConnection, left: asyncio.Task[None]
     ) -> str | bytes | None:
         """The next message; ``None`` once this connection is to be given up."""
         coming = asyncio.create_task(connection.recv())
@@ -260,7 +261,7 @@ class Follower:
             for _ in range(2):
                 # A whole snapshot is due within this time: nothing else wakes an idle thread.
                 done, _ = await asyncio.wait(
-                    {coming, nudged},
+                    {coming, left},
                     timeout=_SILENCE_S / 2,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
@@ -306,7 +307,7 @@ def _code(body: bytes | bytearray | memoryview | None) -> str:
     return found if isinstance(found, str) and found.isidentifier() else ""
 
 
-async def _forever(event: asyncio.Event) -> None:
+async def _until(event: asyncio.Event) -> None:
     await event.wait()
 
 

@@ -74,7 +74,7 @@ class Given:
         Raises ``ConfigError``: what ``settings.of_the_decoder`` and ``first_key`` do, and
         ``address_invalid``.
         """
-        keys = self.api_keys_file or _path(self._option("api-keys-file"))
+        keys = self.keys_file()
         key = None if keys is None else first_key(keys)
         if self.url is not None:
             return Place(base_url(self.url), key, self._certificate_of(self.url))
@@ -83,9 +83,14 @@ class Given:
 
     def state_dir(self) -> str:
         """The decoder's ``--state-dir``; empty where it has none."""
-        return self._option("state-dir")
+        return self.option("state-dir")
 
-    def _option(self, name: str) -> str:
+    def keys_file(self) -> Path | None:
+        """Where an API key of the decoder's lies, if that is known."""
+        return self.api_keys_file or _path(self.option("api-keys-file"))
+
+    def option(self, name: str) -> str:
+        """What the decoder was given for an option; empty if nothing. Raises ``ConfigError``."""
         # A service keeps the options with which it was installed, whatever the file says since.
         if self.service:
             return value_of(f"--{name}", self.service)
@@ -96,7 +101,7 @@ class Given:
         return self._own_certificate() if is_loopback(host) else None
 
     def _own_certificate(self) -> Path:
-        named = _path(self._option("tls-cert"))
+        named = _path(self.option("tls-cert"))
         config = DecoderConfig(model="", state_dir=self.state_dir())
         return named or tls.shown(config.state_path)
 

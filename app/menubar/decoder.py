@@ -1,0 +1,211 @@
+"""Starting and stopping this machine's decoder: only what this app may.
+
+A decoder that runs is used as it is. Where none does, the installed service is started, or
+`baton serve` as a child of this app, which ends with it, however it ends. A decoder that
+somebody else started is never stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from app import install
+from app.children import GRACE_S
+from app.menubar.logfile import LogFile
+from app.service import Installed, environment
+from protocol.errors import BatonError, ConfigError
+
+COMMAND: Final = (sys.executable, "-m", "app.cli", "serve")
+
+_LIFELINE: Final = (sys.executable, "-m", "app.lifeline")
+
+
+class Child:
+    """A running `baton serve` under a lifeline: it ends when this process lets go of it, or is
+    gone. What it says goes to a log; ``ended`` is called with its exit status, in a thread of
+    its own.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: LogFile,
+        ended: Callable[[int], None],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._log, self._ended = log, ended
+        lifeline, self._held = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*_LIFELINE, str(lifeline), str(grace_s), "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lifeline],
+                start_new_session=True,
+                env=os.environ | environment(),
+            )
+        except OSError:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(lifeline)
+        self._reader = threading.Thread(target=self._read, name="baton-decoder-log", daemon=True)
+        self._reader.start()
+
+    def ask_to_end(self) -> None:
+        """Have it end; returns at once."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within this time, and all that it said is in the log."""
+        self._reader.join(timeout_s)
+        return not self._reader.is_alive()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            while piece := os.read(said.fileno(), 1 << 16):
+                self._log.write(piece)
+        status = self._process.wait()
+        self._log.close()
+        self._ended(status)
+
+
+class Decoder:
+    """The decoder of this machine, as far as it is this app's.
+
+    Everything that takes time is done in a thread of its own, in order; ``changed`` is called
+    from it whenever :attr:`ours` may be another, ``failed`` with what did not work. Both also
+    when the decoder ends by itself.
+    """
+
+    def __init__(
+        self,
+        log: LogFile,
+        changed: Callable[[], None],
+        failed: Callable[[BatonError], None],
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.log = log
+        self._changed, self._failed = changed, failed
+        self._command = command
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="baton-decoder")
+        self._child: Child | None = None
+        self._asked_to_end = False
+        self._again = False
+        self._service: Installed | None = None
+
+    @property
+    def service(self) -> Installed | None:
+        """The installed service as it was last looked at, if there is one."""
+        return self._service
+
+    @property
+    def ours(self) -> bool:
+        """Whether the decoder that runs, if one does, may be stopped here."""
+        return self._child is not None or bool(self._service and self._service.runs)
+
+    def look(self) -> None:
+        """Look for the installed service; ``changed`` follows."""
+        self._do(self._look)
+
+    def start(self) -> None:
+        """Start a decoder: the service where one is installed, else a child."""
+        self._do(self._start)
+
+    def stop(self) -> None:
+        """Stop it, if it is this app's."""
+        self._do(self._stop)
+
+    def restart(self) -> None:
+        """Stop it and start it again, with the settings as they are now."""
+        self._do(self._restart)
+
+    def quit(self, patience_s: float = GRACE_S + 5) -> None:
+        """End what this app has started; a service, and a decoder of somebody else, stay."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        child = self._child
+        if child is not None:
+            self._asked_to_end = True
+            child.ask_to_end()
+            child.wait(patience_s)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        def done() -> None:
+            try:
+                what()
+            except BatonError as error:
+                self._failed(error)
+            self._changed()
+
+        self._worker.submit(done)
+
+    def _look(self) -> None:
+        try:
+            self._service = install.installed("decoder")
+        except ConfigError:
+            self._service = None  # no service manager: nothing is installed
+
+    def _start(self) -> None:
+        self._look()
+        if self._service is not None:
+            install.start("decoder")
+            self._look()
+        elif self._child is None:
+            self._asked_to_end = self._again = False
+            try:
+                self._child = Child(self._command, self.log, self._has_ended)
+            except OSError as error:
+                raise ConfigError(
+                    "the decoder cannot be started",
+                    reason="child_failed",
+                    field="decoder",
+                    found=error.strerror,
+                ) from error
+
+    def _stop(self) -> None:
+        self._look()
+        if self._child is not None:
+            self._asked_to_end, self._again = True, False
+            self._child.ask_to_end()
+        elif self._service is not None and self._service.runs:
+            install.stop("decoder")
+            self._look()
+
+    def _restart(self) -> None:
+        self._look()
+        if self._child is not None:
+            # The next one cannot have the port before this one has let go of it.
+            self._asked_to_end = self._again = True
+            self._child.ask_to_end()
+        elif self._service is not None and self._service.runs:
+            install.stop("decoder")
+            install.start("decoder")
+            self._look()
+
+    def _has_ended(self, status: int) -> None:
+        """The child has ended; in its own thread."""
+        asked, again = self._asked_to_end, self._again
+        self._child = None
+        if again:
+            self.start()
+        elif not asked:
+            self._failed(
+                ConfigError(
+                    "the decoder has ended",
+                    reason="child_failed",
+                    field="decoder",
+                    found=f"exit {status}",
+                    hint=self.log.last_words() or None,
+                )
+            )
+        self._changed()

@@ -1,0 +1,106 @@
+"""What the menu's lines lead to: windows, and texts to be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QUrl
+from PySide6.QtGui import QDesktopServices
+
+from app.doctor import Asked, examine
+from app.doctor_findings import Finding
+from app.menubar.add_node import AddNode
+from app.menubar.decoder import Decoder
+from app.menubar.first_run import FirstRun
+from app.menubar.follow import Told
+from app.menubar.logfile import tail
+from app.menubar.pairing import Pairing
+from app.menubar.place import Given
+from app.menubar.windows import CheckUp, LogWindow
+from app.service import ask
+from app.view.clients import Endpoint, configuration
+from protocol.errors import BatonError, ConfigError
+from trust.secrets import Choice
+
+
+def client_configuration(client: str, told: Told) -> str:
+    """What to copy for a client; empty where no decoder has said what it serves."""
+    snapshot = told.snapshot
+    if snapshot is None:
+        return ""
+    certificate = None if told.place is None else told.place.certificate
+    secured = told.standing.url.startswith("https://")
+    return configuration(
+        client,
+        Endpoint(
+            told.standing.url,
+            snapshot.decoder.model,
+            snapshot.decoder.context_tokens,
+            snapshot.door.keys_demanded,
+            str(certificate) if secured and certificate is not None else "",
+        ),
+    )
+
+
+def open_dashboard(told: Told, given: Given) -> None:
+    """Open the dashboard in the browser. Raises ``ConfigError`` (``no_browser``)."""
+    if not QDesktopServices.openUrl(QUrl(f"{told.standing.url}/")):
+        raise ConfigError(
+            "no browser could be opened",
+            reason="no_browser",
+            hint=f"open {told.standing.url}/ in one",
+        )
+
+
+def add_node(told: Told, given: Given) -> AddNode:
+    """The window in which a producer is added. Raises as ``settings.named``."""
+    keys = given.keys_file()
+    return AddNode(Pairing(given.state_dir(), _secrets(given), told.standing.url, keys))
+
+
+def check_up(told: Told, given: Given) -> CheckUp:
+    """The window that says what this machine lacks. Raises as ``settings.named``."""
+    state, url = given.state_dir(), told.standing.url
+    asked = Asked(
+        port=told.standing.port,
+        url=url,
+        key=None if told.place is None else told.place.key,
+        state_dir=Path(state) if state else None,
+        secrets=_secrets(given),
+    )
+    found: Callable[[], Sequence[Finding]] = lambda: list(examine(asked))  # noqa: E731
+    return CheckUp(found)
+
+
+def log(decoder: Decoder) -> LogWindow:
+    """The window with the decoder's log: that of its service, or of the one started here."""
+    service = decoder.service
+    if service is None:
+        file = decoder.log.path
+        return LogWindow(
+            f"{file} (of a decoder that this app has started; any other writes its log where it "
+            "was started)",
+            tail(file),
+            file,
+        )
+    if service.log.startswith("journalctl"):
+        try:
+            said = ask([*service.log.split(), "--no-pager"], timeout_s=20).said
+        except BatonError as error:
+            said = error.message
+        return LogWindow(service.log, said, None)
+    file = Path(service.log)
+    return LogWindow(service.log, tail(file), file)
+
+
+def first_run(chosen: Callable[[], None]) -> FirstRun:
+    """The window in which a model is chosen; ``chosen`` is called once the settings name it."""
+    window = FirstRun()
+    window.chosen.connect(lambda *_: chosen())
+    return window
+
+
+def _secrets(given: Given) -> Choice | None:
+    found = given.option("secrets")
+    return found if found in ("keyring", "file") else None

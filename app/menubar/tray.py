@@ -1,0 +1,312 @@
+"""The icon and its menu: what the decoder says is laid out, and what is chosen is done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QFileSystemWatcher, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
+
+from app import login_item, settings
+from app.menubar import errands
+from app.menubar.decoder import Decoder
+from app.menubar.follow import Follower, Told
+from app.menubar.layout import Layout
+from app.menubar.logfile import LogFile
+from app.menubar.picture import picture, stepped
+from app.menubar.place import Given, has_model
+from app.menubar.windows import ErrorWindow, Window
+from app.view.icon import Icon, icon
+from app.view.menu import Action, Around, menu
+from app.view.notices import Memory, events
+from app.view.overview import headline, where
+from app.view.standing import Standing
+from protocol.errors import BatonError, ConfigError
+
+REPAINT_MS: Final = 250
+"""No sooner than this after one repaint comes the next."""
+
+_CLOSED_MS: Final = 2000
+"""How old a menu may be that nobody has open: some desktops do not say when it is opened."""
+
+_NOTICE_MS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says. ``attach_only``: no decoder is started. ``trace`` is a file
+    to which everything that is shown is written, for tests.
+    """
+
+    given: Given
+    log: Path
+    attach_only: bool = False
+    trace: Path | None = None
+
+
+class Tray(QObject):
+    """The app while it runs."""
+
+    _heard = Signal(object)
+    _decoder_changed = Signal()
+    _decoder_failed = Signal(object)
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self._given, self._options = options.given, options
+        self._told = Told(Standing("connecting", ""))
+        self._shown: Icon | None = None
+        self._memory = Memory()
+        self._around = Around()
+        self._started = options.attach_only
+        """Whether a decoder was started by itself, which happens once."""
+        self._windows: dict[str, Window] = {}
+        self._menu = QMenu()
+        self._layout = Layout(self._menu, self._act)
+        self._icon = QSystemTrayIcon(self)
+        self._icon.setContextMenu(self._menu)
+        self._menu.aboutToShow.connect(self._lay_out)
+        self._soon = self._timer(REPAINT_MS, self._repaint)
+        self._later = self._timer(_CLOSED_MS, self._lay_out)
+        self._dirty = False
+        for signal, slot in (
+            (self._heard, self._hear),
+            (self._decoder_changed, self._look_around),
+            (self._decoder_failed, self._complain),
+        ):
+            signal.connect(slot, Qt.ConnectionType.QueuedConnection)
+        self._decoder = Decoder(
+            LogFile(options.log), self._decoder_changed.emit, self._decoder_failed.emit
+        )
+        self._follower = Follower(lambda: self._given.place(), self._heard.emit)
+        self._watched = QFileSystemWatcher(self)
+        self._watched.directoryChanged.connect(self._settings_changed)
+        self._watched.fileChanged.connect(self._settings_changed)
+        self._settings = b""
+
+    def begin(self) -> None:
+        """Show the icon, look for the decoder, and follow it."""
+        self._settings = _settings_now()
+        self._watch()
+        self._look_around()
+        self._repaint()
+        self._lay_out()
+        self._icon.show()
+        self._decoder.look()
+        self._follower.start()
+
+    def end(self) -> None:
+        """Take the icon away, and end what was started."""
+        self._icon.hide()
+        for window in [*self._windows.values()]:
+            window.close()
+        self._follower.stop()
+        self._decoder.quit()
+
+    # -- what is heard
+
+    def _hear(self, told: Told) -> None:
+        before, self._told = self._told, told
+        if told.snapshot is not None:
+            self._memory, notices = events(self._memory, told.snapshot, time.monotonic())
+            for notice in notices:
+                self._trace("notice", asdict(notice))
+                self._icon.showMessage(notice.title, notice.text, self._icon.icon(), _NOTICE_MS)
+        elif before.standing.state != told.standing.state:
+            self._decoder.look()  # a service may have been stopped
+        if told.standing.state == "absent":
+            self._start_once()
+        elif told.snapshot is not None:
+            self._started = True
+        self._dirty = True
+        if not self._soon.isActive():
+            self._repaint()
+
+    def _start_once(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        if self._around.has_model:
+            self._start()
+        else:
+            self._choose_model()
+
+    def _start(self) -> None:
+        self._decoder.start()
+        self._follower.try_now()
+
+    def _look_around(self) -> None:
+        """What the menu has to know besides the decoder."""
+        service = self._decoder.service
+        arguments = (service and service.arguments) or ()
+        if arguments != self._given.service:
+            self._given = replace(self._given, service=arguments)
+            self._follower.look_again()
+        try:
+            model = has_model() or service is not None
+        except ConfigError:
+            model = True  # `baton serve` says what is wrong with the file
+        self._around = Around(self._decoder.ours, model, _at_login())
+        self._follower.try_now()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._dirty = True
+        if not self._soon.isActive():
+            self._repaint()
+
+    # -- what is shown
+
+    def _timer(self, ms: int, act: Callable[[], None]) -> QTimer:
+        timer = QTimer(self)
+        timer.setSingleShot(True)
+        timer.setInterval(ms)
+        timer.timeout.connect(act)
+        return timer
+
+    def _repaint(self) -> None:
+        """Show what has changed, if anything has."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        self._soon.start()
+        snapshot, standing = self._told.snapshot, self._told.standing
+        found = stepped(icon(snapshot, standing))
+        if found != self._shown:
+            self._shown = found
+            self._icon.setIcon(picture(found))
+            self._trace("icon", asdict(found))
+        said = f"{headline(snapshot, standing).text}\n{where(snapshot, standing)}"
+        if said != self._icon.toolTip():
+            self._icon.setToolTip(said)
+        if self._menu.isVisible():
+            self._lay_out()
+        elif not self._later.isActive():
+            self._later.start()
+
+    def _lay_out(self) -> None:
+        items = menu(self._told.snapshot, self._told.standing, self._around, time.time())
+        if items != self._layout.items:
+            self._layout.show(items)
+            self._trace("menu", [asdict(item) for item in items])
+
+    def _trace(self, what: str, value: Any) -> None:
+        if self._options.trace is not None:
+            with self._options.trace.open("a") as file:
+                file.write(json.dumps({what: value}) + "\n")
+
+    # -- what is chosen
+
+    def _act(self, action: Action, argument: str) -> None:
+        match action:
+            case "start":
+                self._start()
+            case "stop":
+                self._decoder.stop()
+            case "restart":
+                self._decoder.restart()
+            case "copy_url":
+                _copy(f"{self._told.standing.url}/v1")
+            case "copy_client":
+                _copy(errands.client_configuration(argument, self._told))
+            case "dashboard":
+                self._try(lambda: errands.open_dashboard(self._told, self._given))
+            case "add_node":
+                self._open("add_node", lambda: errands.add_node(self._told, self._given))
+            case "doctor":
+                self._open("doctor", lambda: errands.check_up(self._told, self._given))
+            case "logs":
+                self._open("logs", lambda: errands.log(self._decoder))
+            case "login_item":
+                self._try(_toggle_login)
+                self._look_around()
+            case "choose_model":
+                self._choose_model()
+            case "quit":
+                QApplication.quit()
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BatonError as error:
+            self._complain(error)
+
+    def _open(self, name: str, make: Callable[[], Window]) -> None:
+        """One window of a kind: that which is there comes to the front."""
+        window = self._windows.get(name)
+        if window is None:
+            try:
+                window = make()
+            except BatonError as error:
+                self._complain(error)
+                return
+            self._windows[name] = window
+            window.finished.connect(lambda *_: self._windows.pop(name, None))
+        window.open_in_front()
+
+    def _complain(self, error: BatonError) -> None:
+        self._trace("error", error.details())
+        before = self._windows.get("error")
+        if before is not None:
+            before.close()
+        self._open("error", lambda: ErrorWindow("Baton", error))
+
+    def _choose_model(self) -> None:
+        self._open("first_run", lambda: errands.first_run(self._model_was_chosen))
+
+    def _model_was_chosen(self) -> None:
+        """The settings name a model now: serve it."""
+        self._look_around()
+        self._start()
+
+    # -- settings
+
+    def _watch(self) -> None:
+        """Be told of changes of the file of settings, and of its coming and going."""
+        file = settings.default_path()
+        watched = {*self._watched.files(), *self._watched.directories()}
+        # Of a directory that is not there yet, the next one above that is.
+        near = next((one for one in (file.parent, *file.parent.parents) if one.is_dir()), None)
+        for path in (file if file.exists() else None, near):
+            if path is not None and str(path) not in watched:
+                self._watched.addPath(str(path))
+
+    def _settings_changed(self, *_: str) -> None:
+        self._watch()  # a file that was replaced is another one
+        now = _settings_now()
+        if now == self._settings:
+            return
+        self._settings = now
+        self._look_around()
+        self._follower.look_again()
+
+
+def _settings_now() -> bytes:
+    try:
+        return settings.default_path().read_bytes()
+    except OSError:
+        return b""
+
+
+def _at_login() -> bool | None:
+    try:
+        return login_item.installed()
+    except BatonError:
+        return None
+
+
+def _toggle_login() -> None:
+    if login_item.installed():
+        login_item.remove()
+    else:
+        login_item.install()
+
+
+def _copy(text: str) -> None:
+    QGuiApplication.clipboard().setText(text)

@@ -1,0 +1,182 @@
+"""The app in a real tray, with a real decoder and a real producer: every icon, and the menu."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.app.menubar.screen import (
+    WIDTH,
+    App,
+    Screen,
+    needs_screen,
+    running,
+    screen,
+    settings,
+    settle,
+)
+from tests.e2e.paired import free_port
+from tests.e2e.running import RunningProducer, until
+
+pytestmark = needs_screen
+
+LONG = "a tide is what the moon makes of the sea and the sea of the shore; " * 40
+
+
+@pytest.fixture
+def tray(tmp_path: Path) -> Iterator[Screen]:
+    with screen(tmp_path) as made:
+        yield made
+
+
+class Producer:
+    """A paired producer that can be killed and started again in the same place."""
+
+    def __init__(self, model: Path, home: Path) -> None:
+        made = home / "pairing"
+        command = [sys.executable, "-m", "gb10_producer", "--make-pairing", str(made)]
+        subprocess.run(command, check=True, capture_output=True)
+        self.pairing = made / "decoder.pairing"
+        self.port = free_port()
+        self._home = home
+        self._arguments = (
+            *("--model", str(model), "--port", str(self.port), "--host", "127.0.0.1"),
+            *("--pairing", str(made / "producer.pairing"), "--device", "cpu", "--tile", "64"),
+            *("--link-mbps", "6", "--no-supervisor"),
+        )
+        self.running = self._started()
+
+    @property
+    def url(self) -> str:
+        return f"wss://127.0.0.1:{self.port}"
+
+    def _started(self) -> RunningProducer:
+        return RunningProducer(self._home, *self._arguments)
+
+    def kill(self) -> None:
+        self.running.process.kill()
+        self.running.process.wait(10)
+        assert self.running.process.stdout is not None
+        self.running.process.stdout.close()
+
+    def start_again(self) -> None:
+        self.running = self._started().await_ready()
+
+
+def ask(url: str, lane: str, tokens: int, text: str = LONG) -> threading.Thread:
+    """A request in a thread of its own; it may fail."""
+
+    def run() -> None:
+        name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        body = {
+            "model": name,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "baton": {"lane": lane, "reuse": False},
+        }
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_day_of_the_app(tray: Screen, checkpoint, tmp_path: Path) -> None:
+    model = checkpoint("llama")
+    producer = Producer(model, tmp_path)
+    port = free_port()
+    settings(
+        tmp_path,
+        [
+            f'model = "{model}"',
+            f"port = {port}",
+            f'state-dir = "{tmp_path / "decoder-state"}"',
+            f'cache-dir = "{tmp_path / "decoder-cache"}"',
+            f'producer = ["{producer.url}"]',
+            f'pairing = ["{producer.pairing}"]',
+            "qualify-every = 0",
+            "remote-threshold = 16",
+        ],
+    )
+    url = f"http://127.0.0.1:{port}"
+    producer.running.await_ready()
+    with running(App(tray, tmp_path)) as app:
+        try:
+            _walk(app, tray, producer, url)
+            began = time.monotonic()
+            assert app.quit() == 0, app.log.read_text()
+            assert time.monotonic() - began < 20
+            # What it has started went with it, and nothing of it is left.
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{url}/health")
+        finally:
+            if producer.running.process.poll() is None:
+                producer.kill()
+
+
+def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
+    app.await_picture("off", "starting")
+    settle()
+    tray.picture("starting")
+    app.await_picture("idle")
+    until(lambda: any("ready" in line for line in app.lines()), 30)
+    settle()
+    tray.picture("idle")
+
+    asked = ask(url, "remote", 8)
+    app.await_picture("prefilling_there")
+    until(lambda: len(_rings(app)) >= 4)
+    tray.picture("prefilling_there")
+    open_menu(tray, "menu_prefilling")
+    asked.join()
+    app.await_picture("idle")
+    rings = _rings(app)
+    assert rings == sorted(rings), "a ring that goes back"
+
+    asked = ask(url, "local", 600, "Hello")
+    app.await_picture("decoding")
+    settle()
+    tray.picture("decoding")
+    open_menu(tray, "menu_decoding")
+    asked.join()
+    app.await_picture("idle")
+
+    producer.kill()
+    until(lambda: app.shown("icon")[-1]["attention"], 30)
+    settle()
+    tray.picture("producer_gone")
+    until(lambda: [one["kind"] for one in app.shown("notice")] == ["producer_lost"], 40)
+    open_menu(tray, "menu_producer_gone")
+    producer.start_again()
+    until(lambda: not app.shown("icon")[-1]["attention"], 60)
+    until(
+        lambda: [one["kind"] for one in app.shown("notice")] == ["producer_lost", "producer_back"],
+        20,
+    )
+
+
+def _rings(app: App) -> list[float]:
+    return [
+        one["ring"]
+        for one in app.shown("icon")
+        if one["picture"] == "prefilling_there" and one["ring"] is not None
+    ]
+
+
+def open_menu(tray: Screen, name: str) -> None:
+    """Open the menu as a user does, photograph it, and close it."""
+    tray.click(WIDTH - 13, 12, 3)
+    settle()
+    tray.picture(name)
+    tray.press("Escape")
+    settle(0.2)
