@@ -15,6 +15,7 @@ from app.status import DEFAULT_URL, fetch_status
 from app.terminal import err, out, print_json
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
+from mac_decoder.store.sweep import Pace
 from mac_decoder.store.verify import Verified
 from protocol.errors import TransferError
 
@@ -152,8 +153,8 @@ def prune(
     place = Place(cache_dir, state_dir)
     identity = None if model is None or place.is_empty() else identity_of(model, place)
 
-    def delete(store: Store, dry: bool) -> Tally:
-        return store.prune(to_bytes=to, stale=stale, identity=identity, dry_run=dry)
+    def delete(store: Store, dry: bool, pace: Pace) -> Tally:
+        return store.prune(to_bytes=to, stale=stale, identity=identity, dry_run=dry, pace=pace)
 
     carry_out(place, delete, "prune", dry_run, as_json, needs_key=True)
 
@@ -169,12 +170,12 @@ def clear(
     """Delete everything that is kept on disk. No answer is lost, only time."""
     place = Place(cache_dir, state_dir)
 
-    def delete(store: Store, dry: bool) -> Tally:
-        return store.clear(dry_run=dry)
+    def delete(store: Store, dry: bool, pace: Pace) -> Tally:
+        return store.clear(dry_run=dry, pace=pace)
 
     def question() -> str:
         with place.look() as store:
-            going = delete(store, True)
+            going = store.clear(dry_run=True)
         return f"delete {going.files} files, {exactly(going.nbytes)}, in {place.directory}?"
 
     if not (dry_run or yes or place.is_empty()):

@@ -13,14 +13,14 @@ from app.cache_figures import bar, exactly, say_if_empty
 from app.cache_place import Place
 from app.terminal import out, print_json
 from mac_decoder.config import size
-from mac_decoder.store.events import Deleting, Event
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
+from mac_decoder.store.sweep import AT_ONCE, Pace
 from protocol.errors import RequestError
 from protocol.identity import Identity
 
-Delete = Callable[[Store, bool], Tally]
-"""``(store, dry_run)``: delete, or say what would go."""
+Delete = Callable[[Store, bool, Pace], Tally]
+"""``(store, dry_run, pace)``: delete, or say what would go."""
 
 
 def confirm(question: Callable[[], str]) -> None:
@@ -45,15 +45,12 @@ def carry_out(
         pass
     elif dry_run:
         with place.look(needs_key=needs_key) as store:
-            done = delete(store, True)
+            done = delete(store, True, AT_ONCE)
             on_disk, unknown = store.stats().on_disk, store.stats().kinds["unknown"]
     else:
-        with bar(title) as advance:
-            gone = _Gone(advance)
-            with place.keep_house(gone.take_note, needs_key=needs_key) as store:
-                gone.total = gone.nbytes + delete(store, True).nbytes
-                delete(store, False)
-                after = store.stats()
+        with bar(title) as advance, place.keep_house(needs_key=needs_key) as store:
+            delete(store, False, Pace(advance))
+            after = store.stats()
             counts = after.counts
             # Since the opening: that removes what a crash left, which goes too.
             done = Tally(counts.get("deleted_files", 0), counts.get("deleted_bytes", 0))
@@ -77,20 +74,6 @@ def carry_out(
     out.print(f"on_disk {'is' if dry_run else 'now'} {exactly(on_disk)}")
     if unknown.files:
         out.print(f"left alone: {unknown.files} files that are not Baton's")
-
-
-class _Gone:
-    """Shows deletions as they are announced; called with the store's locks held."""
-
-    def __init__(self, advance: Callable[[int, int], None]) -> None:
-        self.nbytes = 0
-        self.total = 0
-        self._advance = advance
-
-    def take_note(self, event: Event) -> None:
-        if isinstance(event, Deleting):
-            self.nbytes += event.nbytes
-            self._advance(self.nbytes, max(self.total, self.nbytes))
 
 
 def identity_of(model: Path, place: Place) -> Identity:

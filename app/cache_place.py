@@ -13,7 +13,7 @@ import psutil
 import typer
 
 from mac_decoder.config import DecoderConfig
-from mac_decoder.store.events import Event, Listener
+from mac_decoder.store.events import Event
 from mac_decoder.store.files import RealDisk
 from mac_decoder.store.key import KEY_BYTES, load
 from mac_decoder.store.limits import NO_CAP
@@ -66,9 +66,7 @@ class Place:
             yield store
 
     @contextmanager
-    def keep_house(
-        self, listener: Listener = no_listener, *, needs_key: bool = True
-    ) -> Iterator[Store]:
+    def keep_house(self, *, needs_key: bool = True) -> Iterator[Store]:
         """The tier, to quarantine or delete in it; no file goes because of a cap.
 
         Raises ``ConfigError``: ``store_locked``, ``cache_dir_unusable``, ``store_key_missing``
@@ -76,7 +74,7 @@ class Place:
         """
         key = self._key(needs_key)
         with _naming_the_holder(self.directory):
-            store = Store.open(self.directory, key, NO_CAP, 0, listener=listener)
+            store = Store.open(self.directory, key, NO_CAP, 0, listener=no_listener)
         with store:
             yield store
 

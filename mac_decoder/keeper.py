@@ -175,9 +175,9 @@ class Keeper:
         """The cuts whose publication has not ended."""
         return self._keeping.unpublished()
 
-    def finish_publication(self) -> None:
-        """Wait for the publication that is in progress, if any."""
-        self._keeping.finish_publication()
+    def finish_publication(self, stopped: Callable[[], bool]) -> None:
+        """Wait for the publication that is in progress, if any, or to be stopped."""
+        self._keeping.finish_publication(stopped)
 
     # -- for others to see, and the end
 

@@ -39,6 +39,7 @@ from mac_decoder.custody import Custody
 from mac_decoder.engine import model
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.settings import EngineSettings
+from mac_decoder.housekeeping.house import Housekeeping
 from mac_decoder.keeper import Keeper
 from mac_decoder.nodes import Nodes
 from mac_decoder.qualify.qualifier import Qualifier, Subject
@@ -153,9 +154,10 @@ class _Node:
         keeper = await asyncio.to_thread(self._make_keeper, checkpoint)
         load = partial(model.load, checkpoint)
         engine = Engine(load, self._engine_settings(), nodes.gates(), keeper)
+        house = Housekeeping(keeper, engine)
         service = self._service(engine, checkpoint)
         context = None if self._tls is None else self._tls.context
-        app = self._app(service, checkpoint)
+        app = self._app(service, checkpoint, house)
         faced = self._face is not None
         server = _Server(
             server_config(app, service.door, _DRAIN_S, self._custody, context, faced=faced)
@@ -169,6 +171,7 @@ class _Node:
             # After a fault nobody answers on the port until this process has ended.
             publish_s = _PUBLISH_S if status == EXIT_OK else 0.0
             self._cut_short(status, publish_s + _STOP_S)
+            await house.close()
             await asyncio.to_thread(self._close_keeper, keeper, publish_s)
             log.info("stopped")
 
@@ -335,7 +338,7 @@ class _Node:
             self._url,
         )
 
-    def _app(self, service: Service, checkpoint: Checkpoint) -> ASGIApp:
+    def _app(self, service: Service, checkpoint: Checkpoint, house: Housekeeping) -> ASGIApp:
         """The endpoint, with a face if there is one to be made."""
         routes = create_routes(service)
         if self._make_face is None:
@@ -359,6 +362,7 @@ class _Node:
                 keys_demanded=config.keys_demanded,
                 secured=secured,
             ),
+            manage=house,
         )
         self._face = self._make_face(facing)
         return guarded(service, routes, self._face, sessions)

@@ -205,7 +205,9 @@ class Housekeeping:
         store = self._keeper.store
         if store is None:
             return gone
-        await self._work(self._keeper.finish_publication)
+        await self._work(partial(self._keeper.finish_publication, operation.stopped))
+        if operation.stopped():
+            return gone
         files, freed = await self._work(partial(on_disk, store, pace=operation.pace(_PATIENCE_S)))
         return replace(gone, files=files, nbytes=freed)
 

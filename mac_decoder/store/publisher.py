@@ -30,6 +30,7 @@ FORGOTTEN: Final = "forgotten"
 
 MOST_WAITING: Final = 64
 _TIDY_EVERY_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.1
 _NICENESS: Final = 10
 
 
@@ -138,11 +139,18 @@ class Publisher:
             self._tell(job, Refused(job.name, job.cut.position, FORGOTTEN))
         return sum(1 + len(job.waiting_too) for job in going)
 
-    def finish_current(self) -> None:
-        """Wait until the job that is in progress now, if any, has its outcome."""
+    def finish_current(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the job that is in progress now, if any, has its outcome, or for that to be
+        ``stopped``.
+        """
         with self._ready:
             job = self._busy
-            self._ready.wait_for(lambda: self._ended or job is None or self._busy is not job)
+
+            def over() -> bool:
+                return self._ended or job is None or self._busy is not job
+
+            while not over() and not stopped():
+                self._ready.wait_for(over, _LOOK_EVERY_S)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Take no more jobs, drain, end the thread; whether all jobs were published in time.

@@ -170,10 +170,10 @@ class Keeping:
         """The cuts whose publication has not ended."""
         return self._publisher.unfinished() if self._publisher is not None else ()
 
-    def finish_publication(self) -> None:
-        """Wait for the publication that is in progress, if any."""
+    def finish_publication(self, stopped: Callable[[], bool]) -> None:
+        """Wait for the publication that is in progress, if any, or to be stopped."""
         if self._publisher is not None:
-            self._publisher.finish_current()
+            self._publisher.finish_current(stopped)
 
     # -- in the keeping thread
 
