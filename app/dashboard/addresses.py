@@ -7,7 +7,7 @@ from typing import Final
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
 
-PAGES: Final = frozenset({"/"})
+PAGES: Final = frozenset({"/", "/about", "/requests"})
 """Each has a ``ui.page`` in ``pages``."""
 
 ASSETS: Final = "/assets"

@@ -16,9 +16,11 @@ from nicegui import ui
 from starlette.requests import Request
 
 from app.dashboard.pages import frame
+from app.dashboard.pages.about import AboutPage
 from app.dashboard.pages.feed import Feed
 from app.dashboard.pages.live import Live
 from app.dashboard.pages.now import NowPage
+from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
 from mac_decoder.api.face import Facing
 
@@ -41,3 +43,5 @@ def register(facing: Facing) -> None:
             Live(facing, feed, page, request, snapshot, time.time())
 
     at("/", NowPage)
+    at("/requests", RequestsPage)
+    at("/about", AboutPage)

@@ -61,8 +61,9 @@ const OPS = {
   rows(id, order, changed, base) {
     const holder = part(id);
     if (!holder) return;
-    const old = new Map([...holder.children].map((row) => [row.dataset.key, row]));
-    let at = holder.firstElementChild;
+    const keyed = [...holder.children].filter((row) => row.dataset.key);
+    const old = new Map(keyed.map((row) => [row.dataset.key, row]));
+    let at = keyed[0] ?? null;
     order.forEach((key, place) => {
       let row = old.get(key);
       if (row && key in changed) {
@@ -125,16 +126,16 @@ let send = () => {};
 
 function filter() {
   const chosen = [...document.querySelectorAll("select[data-filter]")];
-  const rows = document.querySelector("[data-filtered]");
-  if (!rows || !chosen.length) return;
+  if (!chosen.length) return;
+  const rows = document.querySelectorAll("[data-request]");
   let shown = 0;
-  for (const row of rows.children) {
+  for (const row of rows) {
     const fits = chosen.every(({ value, dataset }) => !value || row.dataset[dataset.filter] === value);
     row.hidden = !fits;
     shown += fits;
   }
   const none = document.querySelector("[data-none]");
-  if (none) none.hidden = shown > 0 || rows.children.length === 0;
+  if (none) none.hidden = shown > 0;
 }
 
 function themed(choice) {
@@ -160,6 +161,17 @@ function told(form) {
   return fields;
 }
 
+function pressed(button) {
+  const { expands } = button.dataset;
+  if (expands) {
+    const open = button.getAttribute("aria-expanded") !== "true";
+    button.setAttribute("aria-expanded", String(open));
+    document.getElementById(expands).hidden = !open;
+    if (!open) return;
+  }
+  send({ ...button.dataset });
+}
+
 function listen() {
   document.addEventListener("click", (event) => {
     const theme = event.target.closest("[data-theme-choice]");
@@ -169,8 +181,12 @@ function listen() {
       return;
     }
     if (event.target.closest("[data-dismiss]")) return OPS.close();
-    const button = event.target.closest("[data-do]");
-    if (button && button.tagName !== "FORM") send({ ...button.dataset });
+    const button = event.target.closest("button[data-do]");
+    if (button) return pressed(button);
+    // A row opens wherever it is clicked, unless to mark its text.
+    const row = event.target.closest("[data-request] .first, [data-request] .stack");
+    const toggle = row?.parentElement.querySelector("[data-expands]");
+    if (toggle && !String(getSelection())) pressed(toggle);
   });
   document.addEventListener("submit", (event) => {
     event.preventDefault();

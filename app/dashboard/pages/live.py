@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nicegui.element import Element
@@ -64,7 +65,7 @@ class Live(Element, component="live.js"):
         if found:
             self.tell(found)
 
-    def tell(self, found: list[Change]) -> None:
+    def tell(self, found: Sequence[Change]) -> None:
         """Have the browser do something."""
         self.run_method("patch", found)
 
@@ -79,7 +80,7 @@ class Live(Element, component="live.js"):
     def _left(self) -> None:
         self._feed.leave(self)
 
-    def _act(self, event: GenericEventArguments) -> None:
+    async def _act(self, event: GenericEventArguments) -> None:
         said: dict[str, Any] = event.args if isinstance(event.args, dict) else {}
         match said.get("do"):
             case "hidden":
@@ -89,4 +90,4 @@ class Live(Element, component="live.js"):
                 self._hidden = False
                 self._feed.join(self)
             case _:
-                pass
+                await self._page.act(said, self)

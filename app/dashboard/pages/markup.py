@@ -35,7 +35,7 @@ def joined(*pieces: Piece) -> Html:
     return Html("".join(escaped(piece) for piece in pieces if piece is not None))
 
 
-def tag(name: str, *pieces: Piece, **attributes: Attribute) -> Html:
+def tag(element: str, /, *pieces: Piece, **attributes: Attribute) -> Html:
     """An element. In the names of attributes ``_`` stands for ``-``, and is cut off at the end:
     ``class_``, ``data_path``.
     """
@@ -46,7 +46,7 @@ def tag(name: str, *pieces: Piece, **attributes: Attribute) -> Html:
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    if name in _EMPTY:
-        return Html(f"<{name}{given}>")
+    if element in _EMPTY:
+        return Html(f"<{element}{given}>")
     inner = "".join([escaped(piece) for piece in pieces if piece is not None])
-    return Html(f"<{name}{given}>{inner}</{name}>")
+    return Html(f"<{element}{given}>{inner}</{element}>")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
-from app.dashboard.pages.screen import Drawn, Memo, Rows, Seen, part, piece, rows
+from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, part, piece, rows
 from app.view.cache import gains
 from app.view.facts import Fact
 from app.view.nodes import NO_PRODUCER, Producer, producers
@@ -79,13 +79,22 @@ class NowPage:
             ),
             tag(
                 "div",
-                _section("Engine", piece(drawn, "engine"), "engine"),
-                _section("Gains", piece(drawn, "gains"), "gains"),
-                _section("Producers", piece(drawn, "producers"), "producers"),
-                _section("Counts", piece(drawn, "counts"), "counts"),
+                tag(
+                    "div",
+                    _section("Engine", piece(drawn, "engine"), "engine"),
+                    _section("Producers", piece(drawn, "producers"), "producers"),
+                ),
+                tag(
+                    "div",
+                    _section("Gains", piece(drawn, "gains"), "gains"),
+                    _section("Counts", piece(drawn, "counts"), "counts"),
+                ),
                 class_="columns",
             ),
         )
+
+    async def act(self, said: dict[str, Any], browser: Browser) -> None:
+        """There is nothing to do here."""
 
 
 def _section(title: str, content: Html, name: str, more: Html = NOTHING) -> Html:

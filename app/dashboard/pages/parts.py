@@ -15,6 +15,7 @@ from app.dashboard.pages.markup import NOTHING, Attribute, Html, joined, tag
 from app.view import words
 from app.view.facts import Badge, Fact, Meter, Segment
 
+_BRIEF: Final = 12
 _NOT_AVAILABLE: Final = tag("span", words.DASH, role="img", aria_label="not available")
 
 
@@ -37,9 +38,15 @@ def value(fact: Fact, name: str = "span", **attributes: Attribute) -> Html:
 
 
 def labelled(fact: Fact) -> Html:
-    """A fact in a description list."""
-    note = tag("small", fact.note) if fact.note else NOTHING
-    return tag("div", tag("dt", fact.label), tag("dd", value(fact), note), class_="fact")
+    """A fact in a description list. A short note follows the number, a long one its name."""
+    note = tag("small", fact.note) if fact.note and fact.text != words.DASH else None
+    brief = len(fact.note) <= _BRIEF
+    return tag(
+        "div",
+        tag("dt", fact.label, None if brief else note),
+        tag("dd", value(fact), note if brief else None),
+        class_="fact",
+    )
 
 
 def facts(found: Iterable[Fact], class_: str = "facts") -> Html:

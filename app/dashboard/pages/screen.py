@@ -45,6 +45,18 @@ Drawn = Mapping[str, Html | Rows]
 """Parts by name. A part's element bears its name as ``data-part``."""
 
 
+class Browser(Protocol):
+    """Who looks at a page, and what may be done for them."""
+
+    def tell(self, found: Sequence[Change]) -> None:
+        """Change what is shown."""
+        ...
+
+    def may_manage(self) -> bool:
+        """Whether they may change things, now; to be asked again when something is done."""
+        ...
+
+
 class Page(Protocol):
     """A page of the dashboard, for one browser."""
 
@@ -56,6 +68,10 @@ class Page(Protocol):
 
     def body(self, drawn: Drawn) -> Html:
         """Everything below the heading, with the parts in it."""
+        ...
+
+    async def act(self, said: dict[str, Any], browser: Browser) -> None:
+        """Do what somebody asks for; ``said["do"]`` names it. Nothing of it is to be believed."""
         ...
 
 
@@ -80,10 +96,12 @@ def part(name: str, element: str, *pieces: str, **attributes: str | None) -> Htm
     return tag(element, *pieces, data_part=name, **attributes)
 
 
-def rows(name: str, element: str, drawn: Html | Rows, **attributes: str | None) -> Html:
-    """The element of a part that has rows."""
+def rows(
+    name: str, element: str, drawn: Html | Rows, before: str = "", **attributes: str | None
+) -> Html:
+    """The element of a part that has rows, after what stands ``before`` them and is no row."""
     assert isinstance(drawn, Rows)
-    return tag(element, *drawn.html.values(), data_part=name, **attributes)
+    return tag(element, before, *drawn.html.values(), data_part=name, **attributes)
 
 
 def piece(drawn: Drawn, name: str) -> Html:
