@@ -1,0 +1,111 @@
+"""Letting go of cuts while others hold on to them: nobody is told what is not so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mac_decoder.engine.sequences import Sequences
+from mac_decoder.housekeeping.house import Housekeeping
+from tests.mac_decoder.engine.drive import ask, prompt, running, told
+from tests.mac_decoder.engine.test_reuse import keeper_for
+from tests.mac_decoder.housekeeping.test_house import Gate, Gated, kept_in
+from tests.mac_decoder.reuse.made import FULL
+from tests.mac_decoder.store.made import conversation
+from tests.mac_decoder.tiers.brought import Brought, serves
+
+
+def test_a_step_whose_publication_is_given_up_still_serves(tmp_path: Path) -> None:
+    """It waited for a cut that is forgotten; nothing was found to be wrong with it."""
+    disk, gate = Gated(), Gate()
+    keeper = kept_in(tmp_path, disk=disk)
+    try:
+        disk.before["create"] = gate
+        Brought(keeper, FULL, conversation(100, 9)).cut(100)
+        assert gate.reached.wait(20)
+        one = Brought(keeper, FULL, conversation(700, 1))
+        one.cut(300, "step")
+        one.cut(700)
+        assert keeper._waiting.drain(20)
+        (leaf,) = [job.name for job in keeper.unpublished() if job.cut.position == 700]
+        forgotten = keeper.forget({leaf}).result(20)
+        assert (forgotten.cuts, forgotten.publications) == (1, 2)
+        gate.go.set()
+        assert keeper.drain(20)
+        assert serves(keeper, one, 300, "resident")
+        assert not serves(keeper, one, 700, "resident")
+        assert not serves(keeper, one, 300, "durable")
+        publications = keeper.resident.stats().publications
+        assert publications == {"published": 1, "out_of_space": 1}
+    finally:
+        gate.go.set()
+        keeper.close()
+
+
+def test_what_is_deleted_does_not_stay_in_memory(tmp_path: Path) -> None:
+    """Manifests have tokens, and some are remembered."""
+    keeper = kept_in(tmp_path)
+    store = keeper.store
+    assert store is not None
+    try:
+        one = Brought(keeper, FULL, conversation(300, 1))
+        one.settled(300)
+        assert serves(keeper, one, 300, "durable")
+        assert store._lookup._kept
+        store.clear(dry_run=True)
+        assert store._lookup._kept
+        store.clear()
+        assert not store._lookup._kept
+    finally:
+        keeper.close()
+
+
+def test_what_memory_lets_go_of_is_free_once_nobody_uses_it() -> None:
+    keeper = kept_in(None)
+    try:
+        for seed in (1, 2):
+            Brought(keeper, FULL, conversation(700, seed, 512)).settled(700)
+        resident = keeper.resident
+        one, other = resident.cuts()
+        weight = resident.weigh([one.name, other.name], [one.name])
+        assert weight.referenced == resident.stats().used_bytes
+        assert 0 < weight.own < weight.referenced // 2
+        pinned = resident.pin(one.name)
+        assert pinned is not None
+        assert resident.forget({one.name}) == 1
+        assert resident.pin(one.name) is None
+        assert [cut.name for cut in resident.cuts()] == [other.name]
+        # Two more hold on to it: the sequence, and this test.
+        assert resident.stats().used_bytes == weight.referenced
+        pinned.release()
+        assert resident.stats().used_bytes == weight.referenced
+        assert resident.forget() == 1
+        assert resident.forget() == 0
+    finally:
+        keeper.close()
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_an_engine_that_dies_answers_whoever_keeps_house(
+    checkpoint: Callable[..., Path], name: str
+) -> None:
+    def breaks(sequences: Sequences) -> str:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        path = checkpoint(name)
+        keeper = keeper_for(path)
+        async with running(path, keeper=keeper) as engine:
+            house = Housekeeping(keeper, engine)
+            await told(engine, ask(prompt(300), 4))
+            assert len(await engine.live()) == 1
+            assert await asyncio.wait_for(engine._ask(breaks, "nothing"), 20) == "nothing"
+            assert await engine.live() == ()
+            assert (await asyncio.wait_for(house.clear().result(), 20)).live == 0
+            assert keeper.resident.stats().cuts == 0
+            await house.close()
+
+    asyncio.run(main())
