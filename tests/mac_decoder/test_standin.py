@@ -186,3 +186,60 @@ def test_who_follows_the_status_is_told_why_there_is_none(address: Address) -> N
     upgrade = ("Host: localhost", "Connection: Upgrade", "Upgrade: websocket")
     status, body = get(address, *upgrade, path="/status/stream")
     assert (status, body["error"]["code"]) == (503, "decoder_starting")
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def shown_by(standing: Standing, path: str = "/", **headers: str) -> httpx.Response:
+    """What a browser gets while the decoder stands like this."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stand_in = StandIn(listening, lambda: standing)
+        stand_in.begin()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}{path}"
+        found = httpx.get(url, headers={**BROWSER, **headers})
+        stand_in.end()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("state", "title", "again_s"),
+    [
+        ("starting", "Baton is starting", "2"),
+        ("restarting", "Baton is starting again", "2"),
+        ("stopping", "Baton is stopping", "2"),
+        ("latched", "Baton has given up", "10"),
+    ],
+)
+def test_a_browser_is_told_what_goes_on_and_looks_again_by_itself(state, title, again_s):
+    helps = None if state == "latched" else 2
+    standing = Standing(state, "code", "the reason <b>in words</b>", helps, 3, "signal SIGSEGV")
+    page = shown_by(standing)
+    assert page.status_code == 503
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["refresh"] == again_s
+    assert page.headers.get("retry-after") == (None if helps is None else "2")
+    assert f"<h1>{title}</h1>" in page.text
+    assert "The reason &lt;b&gt;in words&lt;/b&gt;." in page.text
+    assert "signal SIGSEGV" in page.text
+    assert "color-scheme: light dark" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_browser_that_asks_for_the_state_gets_the_state():
+    standing = Standing("starting", "decoder_starting", "the decoder is starting", 2)
+    for path in ("/health", "/ready"):
+        assert shown_by(standing, path).json()["state"] == "starting"
+
+
+def test_other_clients_get_the_error_object_as_ever():
+    standing = Standing("starting", "decoder_starting", "the decoder is starting", 2)
+    for accept in ("*/*", "application/json", ""):
+        assert shown_by(standing, accept=accept).json()["error"]["code"] == "decoder_starting"
+
+
+def test_a_page_of_another_site_is_told_nothing():
+    standing = Standing("starting", "decoder_starting", "the decoder is starting", 2)
+    refused = shown_by(standing, origin="http://evil.example")
+    assert refused.json()["error"]["code"] == "origin_not_allowed"
