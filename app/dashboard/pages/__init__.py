@@ -22,6 +22,7 @@ from app.dashboard.pages.live import Live
 from app.dashboard.pages.now import NowPage
 from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
+from app.dashboard.pages.talk import TryPage
 from mac_decoder.api.face import Facing
 
 _STYLE: Final = Path(__file__).parents[1] / "assets" / "baton.css"
@@ -44,4 +45,5 @@ def register(facing: Facing) -> None:
 
     at("/", NowPage)
     at("/requests", RequestsPage)
+    at("/try", lambda: TryPage(facing, feed))
     at("/about", AboutPage)

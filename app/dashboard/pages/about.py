@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata
-from typing import Any, Final
+from typing import Final
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.markup import Html, joined, tag
-from app.dashboard.pages.screen import Browser, Drawn, Memo, Seen, part, piece
+from app.dashboard.pages.screen import Drawn, Memo, Seen, Still, part, piece
 from app.view.overview import about
 
 _OURS: Final = "baton-llm"
@@ -36,7 +36,7 @@ _DOCS: Final = (
 )
 
 
-class AboutPage:
+class AboutPage(Still):
     """``/about``"""
 
     title = "About"
@@ -66,9 +66,6 @@ class AboutPage:
     def body(self, drawn: Drawn) -> Html:
         """Everything below the heading."""
         return joined(piece(drawn, "about"), _licences(), _docs())
-
-    async def act(self, said: dict[str, Any], browser: Browser) -> None:
-        """There is nothing to do here."""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nicegui.element import Element
@@ -14,6 +14,7 @@ from app.dashboard.pages.feed import Feed
 from app.dashboard.pages.screen import Change, Drawn, Memo, Page, Seen, changes
 from app.view.standing import Standing
 from mac_decoder.api.face import Facing
+from mac_decoder.api.guard import KeyGuard
 from mac_decoder.api.sessions import Session, Sessions
 from protocol.status.snapshot import Snapshot
 
@@ -35,6 +36,8 @@ class Live(Element, component="live.js"):
         self._feed = feed
         self._page = page
         self._session: Session | None = request.scope.get(Sessions.SCOPE)
+        self._salt: bytes = request.scope.get(KeyGuard.SALT) or b""
+        self._allowed: Callable[[], bool] = request.scope.get(KeyGuard.ALLOWED, lambda: True)
         self._standing = Standing("connected", facing.facts.address)
         self._memo = Memo()
         self._hidden = False
@@ -57,6 +60,15 @@ class Live(Element, component="live.js"):
         """Whether who looks at it may change things, now."""
         return self._facing.sessions.may_manage(self._session)
 
+    @property
+    def salt(self) -> bytes:
+        """What keeps the caches of their prompts apart from those of others."""
+        return self._salt
+
+    def allowed(self) -> bool:
+        """Whether they would still be let in."""
+        return self._allowed()
+
     def see(self, snapshot: Snapshot, now: float) -> None:
         """Show a snapshot, if anything is different."""
         drawn = self._draw(snapshot, now)
@@ -76,18 +88,22 @@ class Live(Element, component="live.js"):
     def _looked_at(self) -> None:
         if not self._hidden:
             self._feed.join(self)
+            self._page.looked_at(self)
 
     def _left(self) -> None:
         self._feed.leave(self)
+        self._page.close()
 
     async def _act(self, event: GenericEventArguments) -> None:
         said: dict[str, Any] = event.args if isinstance(event.args, dict) else {}
+        if not self.allowed():
+            return
         match said.get("do"):
             case "hidden":
                 self._hidden = True
                 self._feed.leave(self)
             case "shown":
                 self._hidden = False
-                self._feed.join(self)
+                self._looked_at()
             case _:
                 await self._page.act(said, self)

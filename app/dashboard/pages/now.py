@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
-from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, part, piece, rows
+from app.dashboard.pages.requests import only
+from app.dashboard.pages.screen import Drawn, Memo, Rows, Seen, Still, part, piece, rows
 from app.view.cache import gains
 from app.view.facts import Fact
 from app.view.nodes import NO_PRODUCER, Producer, producers
 from app.view.overview import counts, engine
 from app.view.requests import Ended, Running, ended, running
-from protocol.status.snapshot import Recent, Snapshot
+from protocol.status.snapshot import Snapshot
 
 LATEST: Final = 5
 """How many of the requests that have ended are shown here."""
@@ -23,7 +22,7 @@ _AGE_S: Final = 5.0
 """How long a text that tells an age may be old."""
 
 
-class NowPage:
+class NowPage(Still):
     """``/``"""
 
     title = "Now"
@@ -93,9 +92,6 @@ class NowPage:
             ),
         )
 
-    async def act(self, said: dict[str, Any], browser: Browser) -> None:
-        """There is nothing to do here."""
-
 
 def _section(title: str, content: Html, name: str, more: Html = NOTHING) -> Html:
     heading = tag("div", tag("h2", title, id=f"h-{name}"), more, class_="heading")
@@ -138,8 +134,7 @@ def _card(one: Running) -> Html:
 
 
 def _latest(memo: Memo, snapshot: Snapshot, now: float) -> Rows:
-    few = msgspec.structs.replace(snapshot, recent=Recent(snapshot.recent.finished[:LATEST]))
-    found = ended(few, now)
+    found = ended(only(snapshot, LATEST), now)
     if not found:
         return Rows(
             {"none": tag("li", "No request has ended yet.", class_="none", data_key="none")}

@@ -8,7 +8,7 @@ import msgspec
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
-from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, part, rows
+from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, Still, part, rows
 from app.view import words
 from app.view.facts import Fact
 from app.view.requests import SOURCES, Ended, ended
@@ -21,7 +21,7 @@ _NUMBERS: Final = ("Prompt", "Reused", "Prefilled", "Sent", "First token", "Tota
 _COLUMNS: Final = ("When", "Source", "Outcome", *_NUMBERS)
 
 
-class RequestsPage:
+class RequestsPage(Still):
     """``/requests``: rows are made once; a new one goes before the others."""
 
     title = "Requests"
@@ -79,7 +79,7 @@ class RequestsPage:
         finished = self._snapshot.recent.finished
         place = next((at for at, one in enumerate(finished) if one.id == said.get("id")), None)
         if place is not None:
-            found = ended(_only(self._snapshot, place + 1), 0.0)[place]
+            found = ended(only(self._snapshot, place + 1), 0.0)[place]
             browser.tell([("set", f"details-{found.id}", details(found, f"details-{found.id}"))])
 
 
@@ -109,12 +109,13 @@ def _with_new(snapshot: Snapshot, known: dict[str, Html]) -> dict[str, Html]:
     """The rows in their order; only those that are not ``known`` are made."""
     finished = snapshot.recent.finished
     new = [at for at, one in enumerate(finished) if one.id not in known]
-    made = ended(_only(snapshot, new[-1] + 1), 0.0) if new else ()
+    made = ended(only(snapshot, new[-1] + 1), 0.0) if new else ()
     fresh = {made[at].id: _row(made[at], at) for at in new}
     return {one.id: known.get(one.id) or fresh[one.id] for one in finished}
 
 
-def _only(snapshot: Snapshot, most: int) -> Snapshot:
+def only(snapshot: Snapshot, most: int) -> Snapshot:
+    """A snapshot that tells of the latest ``most`` requests alone: no more is worded than shown."""
     return msgspec.structs.replace(snapshot, recent=Recent(snapshot.recent.finished[:most]))
 
 

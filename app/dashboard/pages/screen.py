@@ -56,6 +56,15 @@ class Browser(Protocol):
         """Whether they may change things, now; to be asked again when something is done."""
         ...
 
+    @property
+    def salt(self) -> bytes:
+        """What keeps the caches of their prompts apart from those of others."""
+        ...
+
+    def allowed(self) -> bool:
+        """Whether they would still be let in."""
+        ...
+
 
 class Page(Protocol):
     """A page of the dashboard, for one browser."""
@@ -73,6 +82,27 @@ class Page(Protocol):
     async def act(self, said: dict[str, Any], browser: Browser) -> None:
         """Do what somebody asks for; ``said["do"]`` names it. Nothing of it is to be believed."""
         ...
+
+    def looked_at(self, browser: Browser) -> None:
+        """It is seen from now on."""
+        ...
+
+    def close(self) -> None:
+        """It is not seen any more; it may be again."""
+        ...
+
+
+class Still:
+    """What a page is that only shows."""
+
+    async def act(self, said: dict[str, Any], browser: Browser) -> None:
+        """There is nothing to do."""
+
+    def looked_at(self, browser: Browser) -> None:
+        """Nothing begins."""
+
+    def close(self) -> None:
+        """Nothing goes on."""
 
 
 class Memo:
