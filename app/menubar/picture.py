@@ -29,6 +29,7 @@ _GRID: Final = 22.0
 _CENTRE: Final = QPointF(11.0, 11.0)
 _FAINT: Final = 0.35
 _OFF: Final = 0.5
+_GRIP: Final = (0.0, 0.36)
 
 
 def stepped(icon: Icon) -> Icon:
@@ -73,12 +74,12 @@ class _Drawing:
         match icon.picture:
             case "off":
                 self._painter.setOpacity(_OFF)
-                self._baton(15.5, filled=(0.4, 0.6))
+                self._baton(15.5)
             case "starting":
                 self._ring(None)
                 self._baton(9.8)
             case "idle":
-                self._baton(15.5, filled=(0.4, 0.6))
+                self._baton(15.5, filled=_GRIP)
             case "prefilling_here":
                 self._ring(icon.ring)
                 self._baton(9.8, filled=(0.0, 0.5))
@@ -89,7 +90,7 @@ class _Drawing:
                 self._baton(15.5, filled=(0.0, 1.0))
                 self._motion()
             case "trouble":
-                self._baton(15.5)
+                self._baton(15.5, filled=_GRIP)
                 self._exclamation()
         if icon.attention and icon.picture != "trouble":
             self._dot()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -51,7 +52,7 @@ class Producer:
         self._arguments = (
             *("--model", str(model), "--port", str(self.port), "--host", "127.0.0.1"),
             *("--pairing", str(made / "producer.pairing"), "--device", "cpu", "--tile", "64"),
-            *("--link-mbps", "6", "--no-supervisor"),
+            "--no-supervisor",
         )
         self.running = self._started()
 
@@ -61,6 +62,25 @@ class Producer:
 
     def _started(self) -> RunningProducer:
         return RunningProducer(self._home, *self._arguments)
+
+    @contextmanager
+    def in_slow_motion(self) -> Iterator[None]:
+        """It computes for a few milliseconds at a time, as a large model would a tile."""
+        process, done = psutil.Process(self.running.process.pid), threading.Event()
+
+        def halt_now_and_then() -> None:
+            while not done.wait(0.02):
+                process.suspend()
+                done.wait(0.25)
+                process.resume()
+
+        thread = threading.Thread(target=halt_now_and_then)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def kill(self) -> None:
         self.running.process.kill()
@@ -133,11 +153,12 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     settle()
     tray.picture("idle")
 
-    asked = ask(url, "remote", 8)
-    app.await_picture("prefilling_there")
-    until(lambda: len(_rings(app)) >= 4)
-    tray.picture("prefilling_there")
-    open_menu(tray, "menu_prefilling")
+    with producer.in_slow_motion():
+        asked = ask(url, "remote", 8)
+        app.await_picture("prefilling_there")
+        until(lambda: len(_rings(app)) >= 4)
+        tray.picture("prefilling_there")
+        open_menu(tray, "menu_prefilling")
     asked.join()
     app.await_picture("idle")
     rings = _rings(app)

@@ -1,0 +1,101 @@
+"""A decoder of the test's own: what it says of its status is what the test says."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from queue import Queue
+
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.sync.server import Server, ServerConnection, serve
+
+from protocol.status.snapshot import Snapshot
+from protocol.status.stream import Full, Hello, Message, diff, encode
+
+
+class Fake:
+    """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses."""
+
+    def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self.refusal: tuple[int, str] | None = None
+        self.asked: list[Headers] = []
+        self._connections: list[tuple[ServerConnection, Queue[bytes | None]]] = []
+        self._snapshot: Snapshot | None = None
+        self._hello = encode(Hello(at=0.0, version=1, process="ab", full_every_s=10.0))
+        self._server: Server = serve(
+            self._serve, "127.0.0.1", port, ssl=tls, process_request=self._let_in
+        )
+        self.port: int = self._server.socket.getsockname()[1]
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def followers(self) -> int:
+        return sum(one.state is State.OPEN for one, _ in self._connections)
+
+    def begins_with(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def says_hello(self, text: bytes) -> None:
+        self._hello = text
+
+    def says(self, snapshot: Snapshot) -> None:
+        """A change to this, as the decoder would tell it."""
+        before = self._snapshot
+        assert before is not None
+        self._snapshot = snapshot
+        self._send(diff(before, snapshot, 0.0))
+
+    def says_raw(self, text: bytes) -> None:
+        for _, queue in self._connections:
+            queue.put(text)
+
+    def hangs_up(self) -> None:
+        for _, queue in self._connections:
+            queue.put(None)
+
+    def close(self) -> None:
+        self.hangs_up()
+        self._server.shutdown()
+
+    def _send(self, message: Message) -> None:
+        self.says_raw(encode(message))
+
+    def _let_in(self, _: ServerConnection, request: Request) -> Response | None:
+        self.asked.append(request.headers)
+        if self.refusal is None:
+            return None
+        status, code = self.refusal
+        body = json.dumps({"error": {"message": "no", "code": code}}).encode()
+        headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        return Response(status, HTTPStatus(status).phrase, headers, body)
+
+    def _serve(self, connection: ServerConnection) -> None:
+        queue: Queue[bytes | None] = Queue()
+        mine = (connection, queue)
+        self._connections.append(mine)
+        try:
+            with suppress(ConnectionClosed):
+                connection.send(self._hello.decode())
+                if self._snapshot is not None:
+                    connection.send(encode(Full(at=0.0, snapshot=self._snapshot)).decode())
+                while (text := queue.get()) is not None:
+                    connection.send(text.decode())
+        finally:
+            self._connections.remove(mine)
+
+
+@contextmanager
+def fake(port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[Fake]:
+    made = Fake(port, tls)
+    try:
+        yield made
+    finally:
+        made.close()

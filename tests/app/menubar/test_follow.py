@@ -1,0 +1,241 @@
+"""Following a decoder: whatever it answers, and wherever it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.menubar.follow import LONGEST_PAUSE_S, Clocks, Follower, Pauses, Told
+from app.menubar.place import Place
+from mac_decoder.api import tls
+from protocol.errors import ConfigError
+from tests.app.menubar.fake import Fake, fake
+from tests.app.view.snapshots import IDLE, with_engine
+from tests.e2e.paired import free_port
+from tests.e2e.running import until
+
+BUSY = msgspec.structs.replace(with_engine(IDLE, doing="decoding"), revision=8)
+
+
+class Ears:
+    """Everything that a follower told, and where it looks."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.wrong: ConfigError | None = None
+        self.heard: list[Told] = []
+
+    def find(self) -> Place:
+        if self.wrong is not None:
+            raise self.wrong
+        return self.place
+
+    @property
+    def states(self) -> list[str]:
+        return [told.standing.state for told in self.heard]
+
+    def await_state(self, state: str, timeout_s: float = 10.0) -> Told:
+        until(lambda: bool(self.heard) and self.states[-1] == state, timeout_s)
+        return self.heard[-1]
+
+
+@contextmanager
+def following(place: Place, clocks: Clocks | None = None) -> Iterator[tuple[Follower, Ears]]:
+    ears = Ears(place)
+    follower = Follower(ears.find, ears.heard.append, clocks)
+    follower.start()
+    try:
+        yield follower, ears
+    finally:
+        follower.stop()
+
+
+@pytest.fixture
+def decoder() -> Iterator[Fake]:
+    with fake() as made:
+        made.begins_with(IDLE)
+        yield made
+
+
+def test_a_snapshot_and_then_what_changes_of_it(decoder: Fake) -> None:
+    with following(Place(decoder.url)) as (_, ears):
+        assert ears.await_state("connected").snapshot == IDLE
+        assert ears.states == ["connecting", "connected"]
+        decoder.says(BUSY)
+        until(lambda: ears.heard[-1].snapshot == BUSY)
+        decoder.says_raw(b'{"type":"hello","at":0,"version":1,"process":"ab","full_every_s":10}')
+        time.sleep(0.2)
+        assert len(ears.heard) == 3, "what says nothing new is not told"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "state", "reason"),
+    [
+        (503, "decoder_starting", "starting", ""),
+        (503, "decoder_restarting", "restarting", ""),
+        (503, "decoder_latched_off", "latched", ""),
+        (503, "decoder_stopping", "stopping", ""),
+        (503, "too_many_streams", "refused", "too_many_streams"),
+        (401, "invalid_api_key", "key_needed", ""),
+        (403, "host_not_allowed", "refused", "host_not_allowed"),
+        (404, "<script>", "refused", "not_a_decoder"),
+    ],
+)
+def test_a_handshake_that_is_refused_says_what_goes_on(
+    decoder: Fake, status: int, code: str, state: str, reason: str
+) -> None:
+    decoder.refusal = (status, code)
+    with following(Place(decoder.url)) as (follower, ears):
+        told = ears.await_state(state)
+        assert (told.standing.reason, told.snapshot) == (reason, None)
+        decoder.refusal = None
+        follower.try_now()
+        assert ears.await_state("connected").snapshot == IDLE
+
+
+def test_nobody_there_and_then_somebody() -> None:
+    port = free_port()
+    with following(Place(f"http://127.0.0.1:{port}")) as (_, ears):
+        ears.await_state("absent")
+        with fake(port) as decoder:
+            decoder.begins_with(IDLE)
+            ears.await_state("connected")
+            decoder.refusal = (503, "decoder_stopping")
+            decoder.hangs_up()
+            ears.await_state("stopping")
+        ears.await_state("absent")
+        assert ears.heard[-1].snapshot is None, "what a decoder said dies with it"
+
+
+def test_a_connection_that_ends_is_made_again_without_a_word(decoder: Fake) -> None:
+    with following(Place(decoder.url)) as (_, ears):
+        ears.await_state("connected")
+        decoder.hangs_up()
+        until(lambda: len(decoder.asked) == 2 and decoder.followers == 1)
+        decoder.says(BUSY)
+        until(lambda: ears.heard[-1].snapshot == BUSY)
+        assert ears.states == ["connecting", "connected", "connected"]
+
+
+def test_a_change_that_is_missing_leads_to_a_whole_snapshot(decoder: Fake) -> None:
+    with following(Place(decoder.url)) as (_, ears):
+        ears.await_state("connected")
+        decoder.begins_with(BUSY)
+        decoder.says_raw(b'{"type":"change","at":0,"since":99,"revision":100}')
+        until(lambda: ears.heard[-1].snapshot == BUSY)
+        assert set(ears.states) == {"connecting", "connected"}
+
+
+def test_another_version_is_said_to_be_one(decoder: Fake) -> None:
+    decoder.says_hello(b'{"type":"hello","at":0,"version":2,"new":true}')
+    with following(Place(decoder.url)) as (_, ears):
+        ears.await_state("version_differs")
+
+
+def test_another_port_is_followed_at_once(decoder: Fake) -> None:
+    with fake() as other:
+        other.begins_with(BUSY)
+        with following(Place(decoder.url)) as (follower, ears):
+            ears.await_state("connected")
+            ears.place = Place(other.url)
+            follower.look_again()
+            until(lambda: ears.heard[-1].snapshot == BUSY, 2.0)
+            assert ears.heard[-1].standing.url == other.url
+            until(lambda: decoder.followers == 0)
+
+
+def test_settings_that_cannot_be_read_are_told_and_read_again(decoder: Fake) -> None:
+    with following(Place(decoder.url)) as (follower, ears):
+        ears.await_state("connected")
+        ears.wrong = ConfigError("no", reason="settings_invalid")
+        follower.look_again()
+        told = ears.await_state("refused")
+        assert (told.standing.reason, told.standing.url) == ("settings_invalid", decoder.url)
+        ears.wrong = None
+        follower.try_now()
+        ears.await_state("connected")
+
+
+def test_the_key_is_given(decoder: Fake) -> None:
+    with following(Place(decoder.url, key="baton-secret")) as (_, ears):
+        ears.await_state("connected")
+    assert decoder.asked[0]["Authorization"] == "Bearer baton-secret"
+    assert "Origin" not in decoder.asked[0]
+    assert "secret" not in repr(ears.heard)
+
+
+def test_only_the_certificate_that_is_known_is_believed(tmp_path: Path) -> None:
+    ours, others = (tls.own(tmp_path / name, ["localhost"]) for name in ("ours", "others"))
+    with fake(tls=ours.context) as decoder:
+        decoder.begins_with(IDLE)
+        # The certificate names localhost alone, and the address is another: it is the very one.
+        with following(Place(decoder.url, "k", tls.shown(tmp_path / "ours"))) as (_, ears):
+            ears.await_state("connected")
+        asked = len(decoder.asked)
+        with following(Place(decoder.url, "k", others.path)) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "certificate_differs"
+        with following(Place(decoder.url, "k", tmp_path / "none.pem")) as (_, ears):
+            ears.await_state("absent")
+        assert len(decoder.asked) == asked, "a key was given to a stranger"
+
+
+class Sleeper(Clocks):
+    """Clocks that a test can have part."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+        super().__init__(lambda: time.monotonic() + self.slept_s)
+
+
+def test_after_a_sleep_the_decoder_is_tried_at_once() -> None:
+    port, clocks = free_port(), Sleeper()
+    with following(Place(f"http://127.0.0.1:{port}"), clocks) as (follower, ears):
+        ears.await_state("absent")
+        follower._pauses = Pauses(60.0, 60.0)  # it would not be tried for a minute
+        time.sleep(0.6)
+        with fake(port) as decoder:
+            decoder.begins_with(IDLE)
+            clocks.slept_s = 3600.0
+            ears.await_state("connected", 8.0)
+
+
+def test_clocks_that_are_corrected_are_no_sleep() -> None:
+    wall = [1000.0]
+    clocks = Clocks(lambda: wall[0], lambda: 0.0)
+    wall[0] += 1.0
+    assert not clocks.slept()
+    wall[0] += 60.0
+    assert clocks.slept()
+    assert not clocks.slept(), "one sleep is told once"
+    wall[0] -= 60.0
+    assert not clocks.slept()
+
+
+def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
+    pauses = Pauses()
+    found = [pauses.next() for _ in range(8)]
+    assert found == sorted(found)
+    assert found[0] < found[1]
+    assert found[-1] == LONGEST_PAUSE_S
+    pauses.begin_anew()
+    assert pauses.next() == found[0]
+
+
+def test_a_follower_ends_at_once_whatever_it_waits_for(decoder: Fake) -> None:
+    waiting: dict[str, Any] = {
+        "connected": Place(decoder.url),
+        "absent": Place(f"http://127.0.0.1:{free_port()}"),
+    }
+    for state, place in waiting.items():
+        with following(place) as (follower, ears):
+            ears.await_state(state)
+            began = time.monotonic()
+            follower.stop()
+            assert time.monotonic() - began < 2.0
+            assert not follower._thread.is_alive()
