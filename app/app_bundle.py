@@ -80,6 +80,12 @@ class Put(NamedTuple):
     remarks: tuple[str, ...]
 
 
+def running() -> Path | None:
+    """The bundle that this process was started from, as its launcher says."""
+    named = os.environ.get("BATON_BUNDLE", "")
+    return Path(named) if named.endswith(".app") and Path(named).is_dir() else None
+
+
 def path(home: Path) -> Path:
     """Where the bundle is put."""
     return home / "Applications" / f"{NAME}.app"
@@ -173,6 +179,41 @@ def install(command: Command, version: str, home: Path) -> Put:
     return Put(bundle, changed=True, remarks=(launcher.remark,) if launcher.remark else ())
 
 
+def standalone(directory: Path, version: str) -> Path:
+    """Lay out a bundle that is to hold a Python of its own, in ``Resources/python``, and be signed.
+
+    For a build that others get (``docs/packaging.md``); no path of this machine is in it, and
+    `baton app` neither replaces nor removes it. Raises ``ConfigError``: ``app_tool_missing``,
+    ``app_not_ours`` (something is there), ``app_unwritable``.
+    """
+    bundle = directory / f"{NAME}.app"
+    if bundle.exists():
+        raise _not_ours(bundle)
+    python = "@resources/python/bin/python3"
+    # -I: what the user has set or installed for another Python is not for this one.
+    words = (python, "-I", "-m", "app.cli", "app")
+    log = Path("~") / "Library" / "Logs" / NAME / "app.log"
+    variables = {"QT_MAC_DISABLE_FOREGROUND_APPLICATION_TRANSFORM": "1"}
+    kept = command_file(Command(words, variables, log))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".baton-app-", dir=directory) as scratch:
+            launcher = _compiled(Path(scratch))
+            if isinstance(launcher, str):
+                raise ConfigError(
+                    "the app's launcher could not be compiled",
+                    reason="app_tool_missing",
+                    field="install",
+                    found=launcher or "no compiler",
+                    hint="xcode-select --install",
+                )
+            _lay_out(bundle, launcher, kept, version)
+            _write_information(bundle, information(version, launcher.kind), but="BatonMadeBy")
+    except OSError as error:
+        raise _unwritable(bundle, error) from error
+    return bundle
+
+
 def uninstall(home: Path) -> Path | None:
     """Remove the bundle if it is ours; where it was, or ``None`` if none of ours was there.
 
@@ -220,22 +261,27 @@ def _compiler() -> bool:
 
 
 def _launcher(command: Command, scratch: Path) -> Launcher:
+    made = _compiled(scratch)
+    if isinstance(made, Launcher):
+        return made
+    why = f" (cc: {made})" if made else ""
+    return Launcher(script(command), "script", NO_COMPILER + why)
+
+
+def _compiled(scratch: Path) -> Launcher | str:
+    """The launcher, or what the compiler said last instead; nothing if there is none."""
     if not _compiler():
-        return Launcher(script(command), "script", NO_COMPILER)
+        return ""
     to = scratch / "launcher"
     least = f"MACOSX_DEPLOYMENT_TARGET={LEAST_MACOS}"
     done = _tool("env", least, "cc", "-O2", "-o", str(to), str(_SOURCE))
     if done.status or not to.is_file():
-        said = done.said.splitlines()
-        why = f" (cc: {said[-1]})" if said else ""
-        return Launcher(script(command), "script", NO_COMPILER + why)
+        return done.said.splitlines()[-1] if done.said else f"status {done.status}"
     return Launcher(to.read_bytes(), _kind())
 
 
 def _lay_out(made: Path, launcher: Launcher, kept: bytes, version: str) -> None:
-    information_file = plistlib.dumps(information(version, launcher.kind), sort_keys=False)
     for name, content, mode in (
-        ("Info.plist", information_file, 0o644),
         ("PkgInfo", b"APPL????", 0o644),
         (f"MacOS/{NAME}", launcher.content, 0o755),
         ("Resources/command", kept, 0o644),
@@ -245,8 +291,16 @@ def _lay_out(made: Path, launcher: Launcher, kept: bytes, version: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
         file.chmod(mode)
+    _write_information(made, information(version, launcher.kind))
     # The scratch directory is closed to others; what is made in it need not be.
     made.chmod(0o755)
+
+
+def _write_information(made: Path, found: dict[str, Any], but: str = "") -> None:
+    found.pop(but, None)
+    file = made / "Contents" / "Info.plist"
+    file.write_bytes(plistlib.dumps(found, sort_keys=False))
+    file.chmod(0o644)
 
 
 def _sign(made: Path) -> None:

@@ -32,17 +32,20 @@ def installed() -> bool:
 def install() -> Path:
     """Have the app open at every login from now on; the file that says so.
 
-    Raises ``ConfigError``: ``app_not_installed`` (on macOS, where the bundle is missing),
+    Raises ``ConfigError``: ``bundle_missing`` (on macOS, where the bundle is missing),
     ``app_not_ours``, ``app_path_unusable``, ``app_unwritable``, ``service_failed``,
     ``service_manager_missing``.
     """
     if not _is_macos():
         return desktop_entry.put(COMMAND, "autostart")
-    bundle, file = app_bundle.path(Path.home()), agent_file(Path.home())
-    if not app_bundle.ours(bundle):
+    file, bundle = agent_file(Path.home()), app_bundle.path(Path.home())
+    # A signed build opens itself, wherever it was put.
+    if (running := app_bundle.running()) is not None:
+        bundle = running
+    elif not app_bundle.ours(bundle):
         raise ConfigError(
             f"there is no {bundle} that could be opened at login",
-            reason="app_not_installed",
+            reason="bundle_missing",
             field="install",
             found=str(bundle),
             hint="baton app --install",

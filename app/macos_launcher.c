@@ -7,9 +7,13 @@
  *
  * What it runs is in ../Resources/command, one item a line:
  *
- *   log PATH          where the child's output goes; a long one is moved away first
+ *   log PATH          where the child's output goes, below HOME if it begins with "~/"; a long
+ *                     one is moved away first
  *   env NAME=VALUE    a variable of the child
- *   arg WORD          a word of its command line; the first one is a path
+ *   arg WORD          a word of its command line, the first one a path; below ../Resources if it
+ *                     begins with "@resources/"
+ *
+ * The child finds the bundle's path in BATON_BUNDLE.
  *
  * Exit status: the child's own, 128 plus the signal that ended it, or 78 where the bundle is
  * broken. Nothing here is particular to macOS but how the program finds itself.
@@ -72,10 +76,10 @@ static void ask_for_the_local_network(void)
     close(descriptor);
 }
 
-/* The path of ../Resources/command, seen from this executable. */
-static int find_command(char *path, size_t room)
+/* The path of Contents, in which this executable is. */
+static int find_contents(char *real)
 {
-    char own[PATH_MAX], real[PATH_MAX];
+    char own[PATH_MAX];
 #ifdef __APPLE__
     uint32_t length = sizeof own;
     if (_NSGetExecutablePath(own, &length) != 0)
@@ -94,7 +98,20 @@ static int find_command(char *path, size_t room)
             return -1;
         *slash = '\0';
     }
-    return snprintf(path, room, "%s/Resources/command", real) < (int)room ? 0 : -1;
+    return 0;
+}
+
+/* A text whose beginning stands for a directory, with that directory; else the text. */
+static char *placed(const char *text, const char *beginning, const char *directory)
+{
+    size_t length = strlen(beginning);
+    char *made;
+    if (directory == NULL || strncmp(text, beginning, length) != 0)
+        return strdup(text);
+    made = malloc(strlen(directory) + strlen(text) + 2);
+    if (made != NULL)
+        sprintf(made, "%s/%s", directory, text + length);
+    return made;
 }
 
 static void write_to(const char *log)
@@ -102,6 +119,12 @@ static void write_to(const char *log)
     struct stat found;
     char older[PATH_MAX];
     int descriptor;
+    if (log == NULL)
+        return;
+    if (snprintf(older, sizeof older, "%s", log) < (int)sizeof older && strrchr(older, '/')) {
+        *strrchr(older, '/') = '\0';
+        mkdir(older, 0700);
+    }
     if (stat(log, &found) == 0 && found.st_size > LONGEST_LOG &&
         snprintf(older, sizeof older, "%s.1", log) < (int)sizeof older)
         rename(log, older);
@@ -118,27 +141,32 @@ int main(void)
 {
     static char line[LONGEST_LINE];
     static const int passed[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
-    char path[PATH_MAX], *words[MOST_WORDS + 1] = {NULL};
+    char contents[PATH_MAX], resources[PATH_MAX + 16], path[PATH_MAX + 32];
+    char *words[MOST_WORDS + 1] = {NULL};
     int count = 0, status = 0;
     sigset_t all, before;
     struct sigaction action;
     FILE *file;
 
-    if (find_command(path, sizeof path) != 0)
+    if (find_contents(contents) != 0)
         return broken("cannot find itself", "Contents/MacOS");
+    snprintf(resources, sizeof resources, "%s/Resources", contents);
+    snprintf(path, sizeof path, "%s/command", resources);
     file = fopen(path, "r");
     if (file == NULL)
         return broken("cannot read what to run", path);
     while (fgets(line, sizeof line, file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         if (strncmp(line, "log ", 4) == 0)
-            write_to(line + 4);
+            write_to(placed(line + 4, "~/", getenv("HOME")));
         else if (strncmp(line, "env ", 4) == 0)
             putenv(strdup(line + 4));
         else if (strncmp(line, "arg ", 4) == 0 && count < MOST_WORDS)
-            words[count++] = strdup(line + 4);
+            words[count++] = placed(line + 4, "@resources/", resources);
     }
     fclose(file);
+    *strrchr(contents, '/') = '\0';
+    setenv("BATON_BUNDLE", contents, 1);
     if (count == 0) {
         errno = EINVAL;
         return broken("nothing to run", path);

@@ -232,6 +232,28 @@ def test_where_nothing_can_be_written_the_refusal_says_so(mac: Mac) -> None:
     assert refused.value.reason == "app_unwritable"
 
 
+def test_a_build_for_others_has_no_path_of_this_machine_and_is_nobodys_installation(
+    mac: Mac, tmp_path: Path
+) -> None:
+    bundle = app_bundle.standalone(tmp_path / "build", "1.2.3")
+    assert bundle == tmp_path / "build" / "Baton.app"
+    found = plistlib.loads((bundle / "Contents" / "Info.plist").read_bytes())
+    assert found["CFBundleIdentifier"] == "llm.baton.app"
+    assert found["NSBonjourServices"] == ["_baton._tcp"]
+    assert not app_bundle.ours(bundle)
+    assert mac.codesign.calls == []
+    for file in bundle.rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes()
+    with pytest.raises(ConfigError) as refused:
+        app_bundle.standalone(tmp_path / "build", "1.2.3")
+    assert refused.value.reason == "app_not_ours"
+    mac.xcode_select.becomes("exit 2")
+    with pytest.raises(ConfigError) as refused:
+        app_bundle.standalone(tmp_path / "other", "1.2.3")
+    assert refused.value.reason == "app_tool_missing"
+    assert [*(tmp_path / "other").iterdir()] == []
+
+
 # The launcher itself, and the script that stands in for it, run here as they would on a Mac.
 
 
@@ -311,6 +333,26 @@ def test_the_launcher_itself_touches_the_local_network(tmp_path: Path) -> None:
     assert query[:12] == bytes([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
     labels = b"".join(bytes([len(one)]) + one.encode() for one in SERVICE.rstrip(".").split("."))
     assert query[12:] == labels + b"\0" + b"\0\x0c\0\x01", "a question for its PTR records"
+
+
+@needs_cc
+def test_a_build_for_others_finds_its_python_and_its_log_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_path(tmp_path / "bin", monkeypatch, **{"xcode-select": ""})
+    bundle = app_bundle.standalone(tmp_path / "build", "1")
+    elsewhere = tmp_path / "moved here" / "Baton.app"
+    elsewhere.parent.mkdir()
+    os.rename(bundle, elsewhere)
+    python = elsewhere / "Contents" / "Resources" / "python" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$0|$*|$BATON_BUNDLE"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = tmp_path / "Library" / "Logs" / "Baton" / "app.log"
+    log.parent.parent.mkdir(parents=True)
+    assert subprocess.run([elsewhere / "Contents" / "MacOS" / "Baton"], timeout=20).returncode == 0
+    assert log.read_text() == f"{python}|-I -m app.cli app|{elsewhere}\n"
 
 
 @needs_cc

@@ -16,7 +16,8 @@ from protocol.errors import ConfigError
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home dir"
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("XDG_CONFIG_HOME", "BATON_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
     return home
 
 
@@ -50,12 +51,26 @@ def test_on_macos_launch_services_opens_the_bundle(
     assert login_item.remove() is None
 
 
+def test_on_macos_a_build_that_lies_elsewhere_opens_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    elsewhere = tmp_path / "Applications" / "Baton.app"
+    elsewhere.mkdir(parents=True)
+    monkeypatch.setenv("BATON_BUNDLE", str(elsewhere))
+    agent = plistlib.loads(login_item.install().read_bytes())
+    assert agent["ProgramArguments"][-1] == str(elsewhere)
+    elsewhere.rmdir()
+    with pytest.raises(ConfigError):
+        login_item.install()
+
+
 def test_on_macos_there_must_be_something_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError) as refused:
         login_item.install()
     assert (refused.value.reason, refused.value.hint) == (
-        "app_not_installed",
+        "bundle_missing",
         "baton app --install",
     )
     assert not login_item.installed()
