@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ KEPT: Final = 3
 """How many full ones are kept beside the one that is written."""
 
 _LAST_LINES: Final = 12
+_LAST_BYTES: Final = 4096
 
 
 class LogFile:
@@ -29,11 +29,11 @@ class LogFile:
         self._most, self._kept = most_bytes, kept
         self._file: int | None = None
         self._size = 0
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last = b""
 
     def write(self, data: bytes) -> None:
         """Append what a decoder said."""
-        self._last.extend(data.decode("utf-8", "replace").splitlines())
+        self._last = (self._last + data)[-_LAST_BYTES:]
         try:
             if self._file is None:
                 self._open()
@@ -47,7 +47,8 @@ class LogFile:
 
     def last_words(self) -> str:
         """The last lines that were written."""
-        return "\n".join(self._last)
+        lines = self._last.decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
 
     def close(self) -> None:
         """Let go of the file; writing opens it again."""
