@@ -184,6 +184,8 @@ async def test_after_a_restart_the_disk_alone_tells(tmp_path: Path) -> None:
         one = only(await house.conversations(), 700)
         assert one.tiers == ("durable",)
         assert one.used_at is None
+        assert again.store is not None
+        assert not again.store._lookup._kept, "looking pushes no prompt's manifest out"
         assert one.made_at == pytest.approx(before.made_at, abs=60)
         assert one.spans == before.spans
         assert [cut.position for cut in one.cuts] == [700, 512]
@@ -393,6 +395,34 @@ async def test_what_is_on_its_way_to_the_disk_does_not_reappear(
         await asyncio.to_thread(again.settled, 900)
         assert serves(keeper, again, 900, "durable")
         assert ram == 0 or serves(keeper, again, 900, "resident")
+
+
+async def test_a_publication_that_is_about_to_begin_does_not_reappear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher has taken it, and has not come to the disk's lock yet."""
+    gate, publish = Gate(), Store.publish
+
+    def later(*arguments: Any, **named: Any) -> Any:
+        gate(Path())
+        return publish(*arguments, **named)
+
+    keeper = kept_in(tmp_path)
+    async with housekeeping(keeper) as house:
+        monkeypatch.setattr(Store, "publish", later)
+        one = Brought(keeper, FULL, conversation(600, 1))
+        one.cut(600)
+        assert await asyncio.to_thread(gate.reached.wait, 20)
+        keeper.let_go(one.line)
+        operation = house.clear()
+        while keeper.resident.stats().cuts:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert operation.state == "running"
+        gate.go.set()
+        assert (await operation.result()).files == 3
+        await published(keeper)
+        assert walked(tmp_path) == {}
 
 
 @pytest.mark.parametrize("ram", [RAM, 0])
@@ -652,8 +682,10 @@ async def test_a_deletion_lets_others_publish_in_between(tmp_path: Path) -> None
             await asyncio.to_thread(talk, keeper, seed, 20 + seed)
         reached = asyncio.Event()
         loop = asyncio.get_running_loop()
+        unlinked: list[Path] = []
 
         def slow(path: Path) -> None:
+            unlinked.append(path)
             loop.call_soon_threadsafe(reached.set)
             threading.Event().wait(0.06)
 
@@ -661,6 +693,6 @@ async def test_a_deletion_lets_others_publish_in_between(tmp_path: Path) -> None
         operation = house.clear()
         await reached.wait()
         new = await asyncio.to_thread(talk, keeper, 99, 100)
-        assert operation.state == "running"
+        assert len(unlinked) < 8
         assert (await operation.result()).files == 8
         assert serves(keeper, new, 100, "durable")
