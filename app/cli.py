@@ -1,6 +1,6 @@
 """The entry of the `baton` command. Its subcommands are in ``commands``.
 
-Those take half a second to import, in which nothing has begun that would have to be ended.
+What it imports takes a moment, in which nothing has begun that would have to be ended.
 """
 
 from __future__ import annotations

@@ -1,34 +1,23 @@
 """The `baton` command: which subcommands exist, and what its exit status means.
 
-Each subcommand lives in the file of its name. Nothing here imports torch or MLX, so that
-each machine needs only its own half; a missing half is reported as one sentence.
+Each subcommand lives in the file of its name, and is imported when it is asked for. Nothing
+here imports torch or MLX, so that each machine needs only its own half; a missing half is
+reported as one sentence.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import sys
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command, get_group
 
-from app import (
-    app_command,
-    bench,
-    cache,
-    dashboard_command,
-    demo,
-    doctor,
-    key,
-    model,
-    node,
-    plan,
-    produce,
-    serve,
-    settings,
-    status,
-)
+from app import settings
 from app.terminal import complain, err
 from protocol.errors import (
     EXIT_CONFIG,
@@ -39,8 +28,60 @@ from protocol.errors import (
     RequestError,
 )
 
+_MODULES: Final = {
+    "demo": "demo",
+    "serve": "serve",
+    "produce": "produce",
+    "app": "app_command",
+    "plan": "plan",
+    "status": "status",
+    "dashboard": "dashboard_command",
+    "doctor": "doctor",
+    "cache": "cache",
+    "key": "key",
+    "model": "model",
+    "node": "node",
+    "bench": "bench",
+}
+"""Where each subcommand is: a function of its name there, or else a ``typer.Typer`` called app."""
+
+_NODES: Final = ("serve", "produce")
+"""The two nodes read their own arguments, so that their option lists cannot drift apart."""
+
+
+class _Subcommands(TyperGroup):
+    """Imports a subcommand when it is asked for: all of them take half a second."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*_MODULES]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # Of what there is not, the most similar one is suggested.
+        for name in [cmd_name] if cmd_name in _MODULES else _MODULES:
+            if name not in self.commands:
+                self.add_command(_imported(name), name)
+        return self.commands.get(cmd_name)
+
+
+def _imported(name: str) -> Any:
+    module = importlib.import_module(f"app.{_MODULES[name]}")
+    found = getattr(module, name, None)
+    if found is None:
+        group = get_group(module.app)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    if name in _NODES:
+        forward = {"allow_extra_args": True, "ignore_unknown_options": True}
+        alone.command(name, context_settings=forward, add_help_option=False)(found)
+    else:
+        alone.command(name)(found)
+    return get_command(alone)
+
+
 app = typer.Typer(
     name="baton",
+    cls=_Subcommands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,13 +99,13 @@ def _print_version(asked: bool) -> None:
 
 
 def _as_the_decoder(context: typer.Context) -> None:
-    """Let commands that look after the decoder find it where the settings say that it is."""
+    """Let a command that looks after the decoder find it where the settings say that it is."""
     known = settings.of_the_decoder()
     group: Any = context.command
-    context.default_map = {}
-    for name in _ABOUT_THE_DECODER:
-        inner = getattr(group.commands[name], "commands", None)
-        context.default_map[name] = known if inner is None else dict.fromkeys(inner, known)
+    name = context.invoked_subcommand
+    assert name is not None
+    inner = getattr(group.get_command(context, name), "commands", None)
+    context.default_map = {name: known if inner is None else dict.fromkeys(inner, known)}
 
 
 @app.callback()
@@ -81,24 +122,6 @@ def baton(
     asks_for_help = {"-h", "--help"} & {*sys.argv[1:]}
     if context.invoked_subcommand in _ABOUT_THE_DECODER and not asks_for_help:
         _as_the_decoder(context)
-
-
-app.command("demo")(demo.demo)
-FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""The two nodes read their own arguments, so that their option lists cannot drift apart."""
-
-app.command("serve", context_settings=FORWARD, add_help_option=False)(serve.serve)
-app.command("produce", context_settings=FORWARD, add_help_option=False)(produce.produce)
-app.command("app")(app_command.app)
-app.command("plan")(plan.plan)
-app.command("status")(status.status)
-app.command("dashboard")(dashboard_command.dashboard)
-app.command("doctor")(doctor.doctor)
-app.add_typer(cache.app, name="cache")
-app.add_typer(key.app, name="key")
-app.add_typer(model.app, name="model")
-app.add_typer(node.app, name="node")
-app.add_typer(bench.app, name="bench")
 
 
 def run() -> None:

@@ -18,12 +18,12 @@ from typing import Any, Final, Literal
 
 from platformdirs import user_config_path
 
-from app.status import DEFAULT_PORT
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
 
 Table = Literal["serve", "produce"]
 
+DEFAULT_PORT: Final = 8000
 MAX_BYTES: Final = 64 * 1024
 _HOST: Final = re.compile(r"[A-Za-z0-9:._-]*")
 _PORT: Final = re.compile(r"[0-9]{1,5}")

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from app.settings import DEFAULT_PORT
 from app.terminal import out, print_json
 from app.view.facts import Tone
 from app.view.summary import summary
@@ -21,7 +22,6 @@ from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Snapshot
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_PORT: Final = 8000
 
 TONE_STYLES: Final[Mapping[Tone, str]] = {
     "plain": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -107,9 +108,30 @@ def test_both_sides_are_called_by_the_command_that_people_type() -> None:
         assert run(side, "--help").stdout.startswith(f"usage: baton {side} ")
 
 
-def test_planning_imports_neither_framework() -> None:
-    script = (
-        "import sys, app.commands; "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'mlx', 'mlx_lm', 'transformers')))"
+def test_no_command_imports_a_framework_nor_another_command() -> None:
+    script = """
+import json, sys
+from typer.main import get_command
+from app import commands
+group = get_command(commands.app)
+alone = [name for name in sys.modules if name in ("app.doctor", "app.node", "app.bench")]
+group.get_command(None, "key")
+alone += [name for name in sys.modules if name in ("app.doctor", "app.node", "app.bench")]
+names = group.list_commands(None)
+found = [group.get_command(None, name).name for name in names]
+frameworks = [name for name in ("torch", "mlx", "mlx_lm", "transformers") if name in sys.modules]
+print(json.dumps([alone, frameworks, names, found]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+    alone, frameworks, names, found = json.loads(done.stdout)
+    assert (alone, frameworks) == ([], [])
+    assert len(names) > 10
+    assert found == names
+
+
+def test_what_is_similar_is_suggested() -> None:
+    done = run("kee")
+    assert done.returncode == 2
+    assert "Did you mean 'key'?" in done.stderr
