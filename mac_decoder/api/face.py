@@ -20,6 +20,7 @@ from mac_decoder.api.guard import WEBSOCKET_POLICY_VIOLATION, KeyGuard
 from mac_decoder.api.inside import Inside
 from mac_decoder.api.once import Once
 from mac_decoder.api.sessions import Sessions
+from mac_decoder.housekeeping.house import Housekeeping
 from mac_decoder.status.board import Board
 
 MOST_HEARD_BYTES: Final = 1 << 16
@@ -59,7 +60,7 @@ class Facing:
     once: Once
     refusals: Refusals
     facts: Facts
-    manage: object | None = None
+    manage: Housekeeping | None = None
     """What looks after the caches; ``None`` where nobody does."""
 
 
