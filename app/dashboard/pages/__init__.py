@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from app.dashboard.pages import frame
 from app.dashboard.pages.about import AboutPage
+from app.dashboard.pages.cache import CachePage
 from app.dashboard.pages.feed import Feed
 from app.dashboard.pages.live import Live
 from app.dashboard.pages.now import NowPage
@@ -24,6 +25,7 @@ from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
 from app.dashboard.pages.talk import TryPage
 from mac_decoder.api.face import Facing
+from mac_decoder.housekeeping.house import Housekeeping
 
 _STYLE: Final = Path(__file__).parents[1] / "assets" / "baton.css"
 
@@ -43,7 +45,10 @@ def register(facing: Facing) -> None:
             snapshot = await feed.now()
             Live(facing, feed, page, request, snapshot, time.time())
 
+    house = facing.manage if isinstance(facing.manage, Housekeeping) else None
     at("/", NowPage)
     at("/requests", RequestsPage)
+    if facing.facts.disk:
+        at("/cache", lambda: CachePage(house))
     at("/try", lambda: TryPage(facing, feed))
     at("/about", AboutPage)

@@ -191,6 +191,7 @@ function listen() {
   document.addEventListener("submit", (event) => {
     event.preventDefault();
     const form = event.target;
+    if (form.querySelector("[type=submit]:disabled")) return;
     send({ ...form.dataset, ...told(form) });
     if (form.dataset.clears !== undefined) {
       form.querySelectorAll("textarea").forEach((field) => (field.value = ""));

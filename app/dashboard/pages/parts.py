@@ -115,9 +115,9 @@ def progress(share: float | None, name: str) -> Html:
     return tag("progress", max=1, value=None if share is None else round(share, 4), aria_label=name)
 
 
-def meter(found: Meter) -> Html:
+def meter(found: Meter, title: str = "") -> Html:
     """How much of something is used, with what there is to know of it."""
-    head = tag("h3", found.label, class_="meter-name")
+    head = tag("h3", title or found.label)
     line = tag("p", found.text, class_="meter-text")
     used = NOTHING
     if found.share is not None:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.feed import Feed
@@ -52,7 +52,7 @@ class Asked:
 def read(said: Mapping[str, Any]) -> Asked | None:
     """What a form says; ``None`` where it says nothing, or what no form of ours would."""
     text = said.get("text")
-    lane = next((known for known in _LANES if known == said.get("lane")), None)
+    lane: Lane | None = next((one for one in get_args(Lane) if one == said.get("lane")), None)
     if not isinstance(text, str) or not text.strip() or len(text) > MOST_TYPED:
         return None
     if lane is None:

@@ -1,0 +1,466 @@
+"""Cache: the tiers, what is kept in them, and keeping house in them.
+
+What is on disk by the books, which is what the cap is about, and what a walk of the disk finds
+are two numbers with two names. The disk is walked while somebody looks at this page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from app.dashboard.pages import parts
+from app.dashboard.pages.dialogs import confirmation, dialog, refusal
+from app.dashboard.pages.manage import NOT_YOURS, require_manager
+from app.dashboard.pages.markup import NOTHING, Html, joined, tag
+from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
+from app.view import keeping
+from app.view.cache import Event, cache
+from app.view.facts import Fact
+from app.view.keeping import Doing, Kept, Overview
+from mac_decoder.config import size
+from mac_decoder.housekeeping.house import Gone, Housekeeping
+from mac_decoder.housekeeping.operations import Operation
+from protocol.errors import BatonError, RequestError
+from protocol.status.snapshot import Cache
+
+log = logging.getLogger(__name__)
+
+_BOOKS: Final = "Cap accounting"
+_WALK: Final = "Disk footprint"
+
+_AGE_S: Final = 5.0
+_LOOK_S: Final = 5.0
+"""How often it is looked whether conversations have changed."""
+
+_WALK_S: Final = 60.0
+"""How often the disk is walked."""
+
+_TELL_S: Final = 0.25
+_MOST_TYPED: Final = 32
+
+Begin = Callable[[], Operation[Any]]
+
+
+class CachePage:
+    """``/cache``"""
+
+    title = "Cache"
+
+    def __init__(self, house: Housekeeping | None) -> None:
+        self._house = house
+        self._memo = Memo()
+        self._looking: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._asked: Begin | None = None
+        self._stale = asyncio.Event()
+        self._overview: Overview | None = None
+        self._walked: tuple[Fact, ...] = ()
+        self._cache: Cache | None = None
+
+    def draw(self, seen: Seen) -> Drawn:
+        """Every part."""
+        snapshot, tick = seen.snapshot, int(seen.now / _AGE_S)
+        self._cache = snapshot.cache
+        inputs = (snapshot.cache, snapshot.decoder, tick)
+        found = self._memo.of("view", inputs, lambda: cache(snapshot, seen.now))
+        memo = self._memo
+        meters = (found.live, found.resident)
+        return {
+            "tiers": memo.of(
+                "tiers",
+                meters,
+                lambda: part(
+                    "tiers",
+                    "div",
+                    *(parts.meter(one) for one in meters if one is not None),
+                    class_="tiers",
+                ),
+            ),
+            "durable": memo.of(
+                "durable",
+                (found.durable,),
+                lambda: part(
+                    "durable",
+                    "div",
+                    NOTHING if found.durable is None else parts.meter(found.durable, _BOOKS),
+                ),
+            ),
+            "walked": memo.of("walked", (self._walked,), lambda: _walked(self._walked)),
+            "gains": memo.of(
+                "gains",
+                (found.gains,),
+                lambda: part("gains", "div", parts.facts(found.gains), class_="card"),
+            ),
+            "counters": memo.of(
+                "counters",
+                (found.counters,),
+                lambda: part("counters", "div", parts.facts(found.counters), class_="card"),
+            ),
+            "events": memo.of("events", (found.events,), lambda: _events(found.events)),
+            "conversations": memo.of(
+                "conversations",
+                (self._overview, seen.may_manage),
+                lambda: _conversations(self._overview, may_manage=seen.may_manage),
+            ),
+            "rest": memo.of("rest", (self._overview,), lambda: _rest(self._overview)),
+            "house": memo.of(
+                "house",
+                (seen.may_manage, self._house is None),
+                lambda: _house(may_manage=seen.may_manage and self._house is not None),
+            ),
+        }
+
+    def body(self, drawn: Drawn) -> Html:
+        """Everything below the heading."""
+        return joined(
+            _section(
+                "Disk",
+                tag("div", piece(drawn, "durable"), piece(drawn, "walked"), class_="pair"),
+                piece(drawn, "house"),
+                self._operation(),
+            ),
+            _section("Memory", piece(drawn, "tiers")),
+            _section(
+                "Conversations",
+                rows("conversations", "div", drawn["conversations"], class_="kept"),
+                piece(drawn, "rest"),
+            ),
+            _section("Events", piece(drawn, "events")),
+            tag(
+                "div",
+                tag("div", _section("Gains", piece(drawn, "gains"))),
+                tag("div", _section("Counters", piece(drawn, "counters"))),
+                class_="columns bare",
+            ),
+        )
+
+    def looked_at(self, browser: Browser) -> None:
+        """Look what is kept, walk the disk, and follow what goes on."""
+        if self._house is not None and self._looking is None:
+            self._looking = asyncio.create_task(self._look(self._house))
+            self._follow(browser)
+
+    def close(self) -> None:
+        """Look no more. An operation goes on."""
+        for task in (self._looking, self._following):
+            if task is not None:
+                task.cancel()
+        self._looking = self._following = None
+
+    async def act(self, said: dict[str, Any], browser: Browser) -> None:
+        """Ask for a confirmation, or carry out what was confirmed."""
+        house = self._house
+        if house is None:
+            return
+        try:
+            match said.get("do"):
+                case "verify":
+                    require_manager(browser)
+                    browser.tell([self._ask_to_verify(house)])
+                case "prune":
+                    require_manager(browser)
+                    browser.tell([("open", _prune_form())])
+                case "prune-to":
+                    require_manager(browser)
+                    browser.tell([await self._ask_to_prune(house, said.get("size"))])
+                case "forget":
+                    require_manager(browser)
+                    name = str(said.get("id"))
+                    gone = await house.would_forget(name)
+                    browser.tell(
+                        [
+                            self._ask(
+                                "Forget this conversation?",
+                                "Forget",
+                                gone,
+                                partial(house.forget, name),
+                            )
+                        ]
+                    )
+                case "clear":
+                    require_manager(browser)
+                    gone = await house.would_clear()
+                    browser.tell([self._ask("Clear everything?", "Clear", gone, house.clear)])
+                case "confirmed":
+                    require_manager(browser)
+                    self._carry_out(browser)
+                case "cancel-operation":
+                    require_manager(browser)
+                    if house.latest is not None:
+                        house.latest.cancel()
+                case "closed":
+                    self._asked = None
+                case _:
+                    pass
+        except BatonError as error:
+            browser.tell([("open", refusal(error))])
+
+    # -- asking, and doing
+
+    def _ask_to_verify(self, house: Housekeeping) -> Change:
+        durable = self._cache.durable if self._cache is not None else None
+        size_text = keeping.exactly(durable.on_disk) if durable is not None else "everything"
+        self._asked = house.verify
+        return (
+            "open",
+            confirmation(
+                "Verify what is on disk?",
+                f"Reads {size_text} and compares every file with what was written. "
+                "Files that are wrong are set aside; nothing else is changed.",
+                "Verify",
+            ),
+        )
+
+    async def _ask_to_prune(self, house: Housekeeping, typed: object) -> Change:
+        text = typed if isinstance(typed, str) else ""
+        try:
+            to_bytes = size(text[:_MOST_TYPED])
+        except argparse.ArgumentTypeError:
+            return ("open", _prune_form(wrong="That is no size: type 500MB, 20GB or 8GiB."))
+        gone = await house.would_prune(to_bytes)
+        title = f"Prune to {keeping.exactly(to_bytes)}?"
+        return self._ask(title, "Prune", gone, partial(house.prune, to_bytes))
+
+    def _ask(self, title: str, verb: str, gone: Gone, begin: Begin) -> Change:
+        self._asked = begin
+        text = f"Deletes {keeping.deletion(gone)}. No answer is lost, only time."
+        return ("open", confirmation(title, text, verb, danger=True))
+
+    def _carry_out(self, browser: Browser) -> None:
+        begin, self._asked = self._asked, None
+        if begin is None:
+            raise RequestError("there is nothing to confirm any more", reason="not_confirmed")
+        begin()
+        browser.tell([("close",)])
+        self._follow(browser)
+
+    # -- following
+
+    def _operation(self) -> Html:
+        latest = self._house.latest if self._house is not None else None
+        return _operation(None if latest is None else keeping.operation(latest))
+
+    def _follow(self, browser: Browser) -> None:
+        if self._following is not None and not self._following.done():
+            self._following.cancel()
+        latest = self._house.latest if self._house is not None else None
+        if latest is not None:
+            self._following = asyncio.create_task(self._tell(latest, browser))
+
+    async def _tell(self, operation: Operation[Any], browser: Browser) -> None:
+        async for _ in operation.follow():
+            browser.tell([("set", "operation", self._operation())])
+            await asyncio.sleep(_TELL_S)
+        browser.tell([("set", "operation", self._operation())])
+        self._stale.set()
+
+    async def _look(self, house: Housekeeping) -> None:
+        walked_at: float | None = None
+        seen: Cache | None = None
+        while True:
+            if house.durable and (walked_at is None or time.monotonic() - walked_at >= _WALK_S):
+                began = walked_at = time.monotonic()
+                found = await _tried(house.footprint())
+                if found is not None:
+                    self._walked = keeping.footprint(found, time.monotonic() - began)
+            if seen is not self._cache:
+                seen = self._cache
+                conversations = await _tried(house.conversations())
+                if conversations is not None:
+                    self._overview = keeping.conversations(conversations, time.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._stale.wait()
+                    seen = walked_at = None
+            self._stale.clear()
+
+
+async def _tried(looking: Awaitable[Any]) -> Any:
+    """What a look finds; ``None`` where it finds none this time."""
+    try:
+        return await looking
+    except BatonError as error:
+        log.info("the caches were not looked over (%s): %s", error.reason, error.message)
+        return None
+
+
+def _section(title: str, *content: str) -> Html:
+    name = title.lower()
+    return tag(
+        "section",
+        tag("h2", title, id=f"h-{name}"),
+        *content,
+        aria_labelledby=f"h-{name}",
+        class_=f"s-{name}",
+    )
+
+
+def _walked(found: tuple[Fact, ...]) -> Html:
+    shown = parts.facts(found) if found else tag("p", "The disk is being walked.", class_="none")
+    return part("walked", "div", tag("div", tag("h3", _WALK), shown, class_="card"))
+
+
+def _house(*, may_manage: bool) -> Html:
+    return part(
+        "house",
+        "div",
+        tag(
+            "div",
+            *(
+                tag("button", name, type="button", data_do=name.lower(), disabled=not may_manage)
+                for name in ("Verify", "Prune", "Clear")
+            ),
+            class_="buttons",
+        ),
+        NOTHING if may_manage else NOT_YOURS,
+        class_="house",
+    )
+
+
+def _prune_form(wrong: str = "") -> Html:
+    return dialog(
+        "Prune to a size",
+        tag(
+            "form",
+            tag("p", "The least recently used goes first, until this much is on disk."),
+            tag("label", "Size", for_="prune-size"),
+            tag(
+                "input",
+                id="prune-size",
+                name="size",
+                required=True,
+                maxlength=_MOST_TYPED,
+                placeholder="20GB",
+                autofocus=True,
+                autocomplete="off",
+                aria_describedby="prune-wrong" if wrong else None,
+            ),
+            tag("p", wrong, id="prune-wrong", class_="wrong", role="alert") if wrong else NOTHING,
+            tag(
+                "div",
+                tag("button", "Cancel", type="button", data_dismiss=True),
+                tag("button", "Go on", type="submit", class_="main"),
+                class_="buttons end",
+            ),
+            data_do="prune-to",
+        ),
+    )
+
+
+def _operation(found: Doing | None) -> Html:
+    if found is None:
+        return part("operation", "div")
+    shown = (
+        parts.progress(found.share, found.title)
+        if found.running
+        else tag("i", class_="dot", aria_hidden="true", data_tone=found.tone)
+    )
+    stop = tag("button", "Stop", type="button", data_do="cancel-operation")
+    return part(
+        "operation",
+        "div",
+        tag("p", tag("b", found.title), class_="what", role="status"),
+        tag("div", shown, tag("span", found.text), class_="progress" if found.running else "came"),
+        stop if found.running else NOTHING,
+        class_="card operation",
+    )
+
+
+def _conversations(found: Overview | None, *, may_manage: bool) -> Rows:
+    if found is None or not found.shown:
+        text = "They are being looked over." if found is None else "Nothing is kept yet."
+        return Rows({"none": tag("p", text, class_="none", data_key="none")})
+    return Rows({one.id: _conversation(one, may_manage) for one in found.shown})
+
+
+def _conversation(one: Kept, may_manage: bool) -> Html:
+    titles = ("Position", "Why", "Where", "State", "File", "Used", "")
+    head = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in titles))
+    cuts = (
+        tag(
+            "tr",
+            tag("td", cut.position, class_="number"),
+            tag("td", cut.why),
+            tag("td", ", ".join(cut.tiers)),
+            tag("td", cut.state),
+            tag("td", cut.bytes),
+            tag("td", cut.used),
+            tag("td", tag("small", cut.note)),
+        )
+        for cut in one.cuts
+    )
+    made_by = tag("p", tag("small", "Computed: " + "; ".join(one.made_by))) if one.made_by else ""
+    return tag(
+        "details",
+        tag(
+            "summary",
+            tag("b", one.title),
+            tag("span", *(parts.badge(tier) for tier in one.tiers), class_="badges"),
+            tag("span", one.size, class_="size"),
+            tag("span", one.used, class_="age"),
+        ),
+        parts.facts(one.facts, "facts two"),
+        tag(
+            "div",
+            tag("table", tag("thead", head), tag("tbody", *cuts), class_="cuts"),
+            class_="scroll",
+            tabindex="0",
+            role="group",
+            aria_label="Cuts",
+        ),
+        made_by,
+        tag(
+            "button",
+            "Forget",
+            type="button",
+            data_do="forget",
+            data_id=one.id,
+            disabled=not may_manage,
+        ),
+        data_key=one.id,
+    )
+
+
+def _rest(found: Overview | None) -> Html:
+    text = f"Not shown: {found.rest}." if found is not None and found.rest else ""
+    return part("rest", "p", text, class_="none")
+
+
+def _events(found: tuple[Event, ...]) -> Html:
+    if not found:
+        return part("events", "div", tag("p", "Nothing has gone yet.", class_="none"))
+    return part(
+        "events",
+        "div",
+        tag("ul", *(_event(one) for one in found), class_="events card"),
+    )
+
+
+def _event(one: Event) -> Html:
+    return tag(
+        "li",
+        tag(
+            "span",
+            tag("span", one.kind, class_="badge", data_tone=one.tone),
+            tag("code", one.reason),
+            class_="badges",
+        ),
+        tag("span", one.means, class_="none"),
+        tag(
+            "span",
+            *(_counted(fact) for fact in (one.files, one.cuts, one.bytes)),
+            class_="counted",
+        ),
+        tag("span", one.ago, class_="age"),
+    )
+
+
+def _counted(fact: Fact) -> Html:
+    return tag("span", tag("small", fact.label), " ", parts.value(fact, "b"))

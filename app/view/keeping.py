@@ -1,0 +1,200 @@
+"""What is kept, one conversation after the other, and what is done about it, in words. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.view import facts, words
+from app.view.facts import Badge, Fact, Tone
+from app.view.reasons import meaning
+from mac_decoder.housekeeping.conversations import Conversation, Conversations, Held, ShownCut
+from mac_decoder.housekeeping.house import Gone
+from mac_decoder.housekeeping.operations import Kind, Operation
+from mac_decoder.store.catalogue import Footprint
+from mac_decoder.store.verify import Verified
+
+_TIERS: Final[dict[Held, tuple[str, str]]] = {
+    "live": ("live", "in the engine, and can be gone on in at once"),
+    "resident": ("memory", "can be restored from memory"),
+    "durable": ("disk", "can be restored from disk"),
+}
+
+_WHY: Final = {
+    "turn": "end of a turn",
+    "shared": "shared with others",
+    "step": "on the way",
+    "": "",
+}
+
+_DOING: Final[dict[Kind, tuple[str, str]]] = {
+    "verify": ("Verifying", "Verified"),
+    "prune": ("Pruning", "Pruned"),
+    "forget": ("Forgetting", "Forgotten"),
+    "clear": ("Clearing", "Cleared"),
+}
+
+
+@dataclass(frozen=True)
+class KeptCut:
+    """A cut of a conversation, in one line."""
+
+    position: str
+    why: str
+    tiers: tuple[str, ...]
+    state: str
+    note: str
+    bytes: str
+    used: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A conversation: what it is called, where it is, what it takes, and its cuts."""
+
+    id: str
+    title: str
+    tiers: tuple[Badge, ...]
+    used: str
+    size: str
+    facts: tuple[Fact, ...]
+    cuts: tuple[KeptCut, ...]
+    made_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The conversations that are shown, and what is not."""
+
+    shown: tuple[Kept, ...]
+    rest: str
+
+
+@dataclass(frozen=True)
+class Doing:
+    """An operation: how far it is, or what came of it."""
+
+    title: str
+    text: str
+    tone: Tone
+    running: bool
+    share: float | None
+
+
+def exactly(nbytes: int) -> str:
+    """Bytes to the last one, with a size that can be read: "1,234,567 bytes (1.2 MB)"."""
+    exact = words.counted(nbytes, "byte")
+    return exact if nbytes < 1000 else f"{exact} ({words.human_bytes(nbytes)})"
+
+
+def conversations(found: Conversations, now: float) -> Overview:
+    """What is kept, the latest used first."""
+    rest: list[str] = []
+    if found.not_shown:
+        rest.append(f"{words.counted(found.not_shown, 'more conversation')}")
+    if found.foreign.cuts:
+        rest.append(
+            f"{words.counted(found.foreign.cuts, 'cut')} of "
+            f"{words.counted(found.foreign.identities, 'other model')}, "
+            f"{exactly(found.foreign.nbytes)}"
+        )
+    return Overview(tuple(_kept(one, now) for one in found.shown), "; ".join(rest))
+
+
+def footprint(found: Footprint, took_s: float) -> tuple[Fact, ...]:
+    """What a walk of the disk counted."""
+    kinds = (
+        facts.text(kind.replace("_", " "), f"{words.counted(files, 'file')}, {exactly(nbytes)}")
+        for kind, (files, nbytes) in found.kinds.items()
+        if files
+    )
+    return (
+        Fact("disk footprint", exactly(found.total.nbytes)),
+        Fact("files", words.count(found.total.files)),
+        Fact("walked in", words.duration(took_s)),
+        *kinds,
+    )
+
+
+def deletion(found: Gone) -> str:
+    """What a deletion takes: exact counts, of what there is."""
+    parts = [f"{words.counted(found.files, 'file')}, {exactly(found.nbytes)} on disk"]
+    if found.cuts:
+        parts.append(f"{words.counted(found.cuts, 'cut')}, {exactly(found.memory_bytes)} in memory")
+    if found.live:
+        sequences = words.counted(found.live, "live sequence")
+        parts.append(f"{sequences}, {exactly(found.live_bytes)} in the engine")
+    if found.publications:
+        parts.append(f"{words.counted(found.publications, 'cut')} on the way to the disk")
+    return "; ".join(parts)
+
+
+def operation(found: Operation[Any]) -> Doing:
+    """What goes on, or what came of it."""
+    doing, done = _DOING[found.kind]
+    if found.state == "running":
+        progress = found.progress
+        if progress.phase == "memory" or not progress.total:
+            return Doing(doing, "", "busy", True, None)
+        share = min(1.0, progress.done / progress.total)
+        text = f"{words.human_bytes(progress.done)} of {words.human_bytes(progress.total)}"
+        return Doing(doing, text, "busy", True, share)
+    outcome = _outcome(found.outcome)
+    if found.state == "cancelled":
+        return Doing(f"{doing} was cancelled", outcome, "warn", False, None)
+    if found.error is not None:
+        error = found.error
+        text = f"{error.message} ({error.reason})" + (f": {error.hint}" if error.hint else "")
+        return Doing(f"{doing} failed", text, "bad", False, None)
+    bad = isinstance(found.outcome, Verified) and bool(found.outcome.bad)
+    return Doing(done, outcome, "bad" if bad else "good", False, None)
+
+
+def _outcome(outcome: object) -> str:
+    if isinstance(outcome, Gone):
+        return f"deleted {deletion(outcome)}"
+    if isinstance(outcome, Verified):
+        read = f"read {words.counted(outcome.files, 'file')}, {exactly(outcome.nbytes)}"
+        if not outcome.bad:
+            return f"{read}: all is well"
+        reasons = ", ".join(sorted({bad.reason for bad in outcome.bad}))
+        return f"{read}: {words.counted(len(outcome.bad), 'file')} set aside ({reasons})"
+    return ""
+
+
+def _kept(one: Conversation, now: float) -> Kept:
+    return Kept(
+        one.id,
+        words.counted(one.position, "token"),
+        tuple(Badge(_TIERS[tier][0], "plain", _TIERS[tier][1]) for tier in one.tiers),
+        "" if one.used_at is None else words.ago(one.used_at, now),
+        words.human_bytes(one.referenced_bytes or one.memory_bytes or one.live_bytes),
+        (
+            Fact("on disk", exactly(one.referenced_bytes)),
+            Fact("its own", exactly(one.own_bytes), note="would be free without it"),
+            Fact("shared", exactly(one.shared_bytes), note="others need it too"),
+            Fact("in memory", exactly(one.memory_bytes)),
+            Fact("its own in memory", exactly(one.memory_own_bytes)),
+            Fact("live", exactly(one.live_bytes)),
+        ),
+        tuple(_cut(cut, now) for cut in one.cuts),
+        tuple(
+            f"{span.first:,} to {span.last:,}: {span.who}, {span.device}, {span.dtype}"
+            for span in one.spans
+        ),
+    )
+
+
+def _cut(cut: ShownCut, now: float) -> KeptCut:
+    notes = [meaning(cut.withheld) or cut.withheld] if cut.withheld else []
+    notes += ["rows of more than one recipe"] if cut.mixed else []
+    notes += [] if cut.own else ["needed by others"]
+    return KeptCut(
+        words.count(cut.position),
+        _WHY.get(cut.why, cut.why),
+        tuple(_TIERS[tier][0] for tier in cut.tiers),
+        cut.state,
+        ", ".join(notes),
+        words.human_bytes(cut.file_bytes) if cut.file_bytes else words.DASH,
+        words.DASH if cut.used_at is None else words.ago(cut.used_at, now),
+    )
