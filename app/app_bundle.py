@@ -193,8 +193,7 @@ def standalone(directory: Path, version: str) -> Path:
     # -I: what the user has set or installed for another Python is not for this one.
     words = (python, "-I", "-m", "app.cli", "app")
     log = Path("~") / "Library" / "Logs" / NAME / "app.log"
-    variables = {"QT_MAC_DISABLE_FOREGROUND_APPLICATION_TRANSFORM": "1"}
-    kept = command_file(Command(words, variables, log))
+    kept = command_file(Command(words, {}, log))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".baton-app-", dir=directory) as scratch:

@@ -6,16 +6,12 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import Final
 
 from rich.markup import escape
 
 from app import app_bundle, desktop_entry, login_item
 from app.service import ask, environment
 from app.terminal import err, out
-
-_BY_QT: Final = {"QT_MAC_DISABLE_FOREGROUND_APPLICATION_TRANSFORM": "1"}
-"""Qt would otherwise put the child, which is no bundle of its own, into the Dock."""
 
 
 def install() -> None:
@@ -59,7 +55,7 @@ def bundle_command(home: Path) -> app_bundle.Command:
     settings = {"XDG_CONFIG_HOME": named} if named else {}
     return app_bundle.Command(
         login_item.COMMAND,
-        environment() | settings | _BY_QT,
+        environment() | settings,
         home / "Library" / "Logs" / "Baton" / "app.log",
     )
 

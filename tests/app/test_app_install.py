@@ -63,7 +63,6 @@ def test_on_macos_the_bundle_opens_now_and_at_login(
     assert "Local Network" in told.err
     command = (bundle / "Contents" / "Resources" / "command").read_text().splitlines()
     assert "env XDG_CONFIG_HOME=/conf" in command
-    assert "env QT_MAC_DISABLE_FOREGROUND_APPLICATION_TRANSFORM=1" in command
     assert "env PYTHONSAFEPATH=1" in command
     assert command[-5:] == [f"arg {word}" for word in login_item.COMMAND]
     tools["open"].becomes("echo 'no screen' >&2; exit 1")

@@ -72,9 +72,14 @@ class Opened:
         self.chosen: list[Path] = []
         self.closed: list[bool] = []
         self.window = FirstRun(fetching)
+        self.finished = 0
+        self.window.finished.connect(self._finish)
         self.window.chosen.connect(lambda model: self.chosen.append(model))
         self.window.destroyed.connect(lambda: self.closed.append(True))
         self.window.open_in_front()
+
+    def _finish(self) -> None:
+        self.finished += 1
 
     def until(self, what: Callable[[], object]) -> None:
         """Turn Qt's loop until it holds."""
@@ -122,6 +127,7 @@ def test_return_fetches_the_demo_model_serves_it_and_closes(
     fetching.go_on.set()
     opened.until(lambda: opened.closed)
     assert opened.chosen == [fetching.model]
+    assert opened.finished == 1
     assert settings.named("serve", "model") == str(fetching.model)
 
 
@@ -134,6 +140,7 @@ def test_escape_stops_it_first_and_closes_then(opened: Opened, fetching: Fetchin
     assert opened.window.begin.isEnabled()
     opened.press(Qt.Key.Key_Escape)
     opened.until(lambda: opened.closed)
+    assert opened.finished == 1
     assert opened.chosen == []
     assert settings.named("serve", "model") is None
 
