@@ -361,6 +361,7 @@ class _Node:
                 disk=config.disk,
                 keys_demanded=config.keys_demanded,
                 secured=secured,
+                secrets=config.secrets,
             ),
             manage=house,
         )

@@ -22,6 +22,7 @@ from mac_decoder.api.once import Once
 from mac_decoder.api.sessions import Sessions
 from mac_decoder.housekeeping.house import Housekeeping
 from mac_decoder.status.board import Board
+from trust.secrets import Choice
 
 MOST_HEARD_BYTES: Final = 1 << 16
 """Of a message of a page's WebSocket: a click or a text that was typed."""
@@ -48,6 +49,9 @@ class Facts:
     keys_demanded: bool
     secured: bool
     """Whether there is TLS."""
+
+    secrets: Choice
+    """How the secrets of paired producers are kept."""
 
 
 @dataclass(frozen=True)
