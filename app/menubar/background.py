@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from PySide6.QtCore import QObject, Qt, Signal
 
@@ -14,8 +14,8 @@ from protocol.errors import BatonError
 class Work(QObject):
     """``what`` is done in a thread of its own; ``done`` or ``failed`` is then called in Qt's.
 
-    ``said`` may be sent from within, and is heard in Qt's thread, too. Who owns this may be gone
-    by then: nothing is called once :meth:`forget` was.
+    ``said`` may be sent from within, and is heard in Qt's thread, too. Nothing is called any more
+    once ``owner`` is gone, or :meth:`forget` was called; the thread may outlive both.
     """
 
     said = Signal(object)
@@ -26,16 +26,19 @@ class Work(QObject):
         what: Callable[[Work], Any],
         done: Callable[[Any], None],
         failed: Callable[[BatonError], None],
-        parent: QObject,
+        owner: QObject,
     ) -> None:
-        super().__init__(parent)
+        # No child of its owner's: the thread still has it when that is gone.
+        super().__init__()
         self._what, self._done, self._failed = what, done, failed
         self._forgotten = False
+        owner.destroyed.connect(self.forget)
         self._ended.connect(self._tell, Qt.ConnectionType.QueuedConnection)
         self._thread = threading.Thread(target=self._run, name="baton-work", daemon=True)
 
     def start(self) -> Work:
         """Begin."""
+        _going_on.add(self)
         self._thread.start()
         return self
 
@@ -50,13 +53,17 @@ class Work(QObject):
             value = self._what(self)
         except BatonError as raised:
             error = raised
-        if not self._forgotten:
-            self._ended.emit(value, error)
+        self._ended.emit(value, error)
 
     def _tell(self, value: Any, error: BatonError | None) -> None:
+        _going_on.discard(self)
         if self._forgotten:
             return
         if error is None:
             self._done(value)
         else:
             self._failed(error)
+
+
+_going_on: Final[set[Work]] = set()
+"""Held until they are heard: a Qt object must not be the last thing that a thread lets go of."""

@@ -191,7 +191,10 @@ class Tray(QObject):
             self._later.start()
 
     def _lay_out(self) -> None:
-        items = menu(self._told.snapshot, self._told.standing, self._around, time.time())
+        around, standing = self._around, self._told.standing
+        if standing.state != "absent":
+            around = replace(around, has_model=True)  # one runs, wherever it has its model from
+        items = menu(self._told.snapshot, standing, around, time.time())
         if items != self._layout.items:
             self._layout.show(items)
             self._trace("menu", [asdict(item) for item in items])

@@ -1,0 +1,360 @@
+"""The menu's lines, chosen: with Qt, without a screen, and with a decoder of the test's own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("PySide6.QtWidgets", reason="Qt is not installed", exc_type=ImportError)
+
+from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtWidgets import QApplication, QMenu
+
+from app import login_item
+from app.menubar import errands, tray
+from app.menubar.decoder import Decoder
+from app.menubar.layout import Layout
+from app.menubar.place import Given
+from app.menubar.tray import Options, Tray
+from app.menubar.windows import Window
+from app.view.menu import Item
+from protocol.errors import ConfigError
+from tests.app.menubar.fake import Fake, fake
+from tests.app.menubar.spinning import rest, spin
+from tests.app.view.snapshots import IDLE, IN_HAND, with_engine, with_node, with_requests
+from tests.e2e.paired import free_port
+
+
+class Calls(list[str]):
+    """What the decoder was asked for instead of doing it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        for name in ("start", "stop", "restart"):
+            monkeypatch.setattr(Decoder, name, lambda _, name=name: self.append(name))
+        monkeypatch.setattr(Decoder, "look", lambda _: None)
+
+
+class Desk:
+    """The app, and what it shows."""
+
+    def __init__(self, options: Options) -> None:
+        self.tray = Tray(options)
+        self._trace = options.trace
+        self.tray.begin()
+
+    @property
+    def menu(self) -> QMenu:
+        return self.tray._menu
+
+    def texts(self) -> list[str]:
+        return [action.text() for action in self.menu.actions()]
+
+    def line(self, text: str) -> QAction:
+        for action in self.menu.actions():
+            if action.text() == text:
+                return action
+        raise AssertionError(f"{text} is not among {self.texts()}")
+
+    def shown(self, what: str) -> list[Any]:
+        assert self._trace is not None
+        lines = self._trace.read_text().splitlines() if self._trace.exists() else []
+        return [value for line in lines for name, value in json.loads(line).items() if name == what]
+
+    def open(self) -> None:
+        """As a desktop does that tells when a menu is opened."""
+        self.menu.aboutToShow.emit()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CONFIG", "STATE", "CACHE", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return tmp_path
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.fixture
+def decoder() -> Iterator[Fake]:
+    with fake() as made:
+        made.begins_with(IDLE)
+        yield made
+
+
+@pytest.fixture
+def desk(qt: QApplication, home: Path, calls: Calls, decoder: Fake) -> Iterator[Desk]:
+    made = Desk(Options(Given(decoder.url), home / "log", True, home / "trace"))
+    spin(lambda: [one["picture"] for one in made.shown("icon")][-1:] == ["idle"])
+    made.open()
+    yield made
+    made.tray.end()
+
+
+def clipboard() -> str:
+    return QGuiApplication.clipboard().text()
+
+
+def test_the_menu_is_the_views(desk: Desk) -> None:
+    texts = desk.texts()
+    assert texts[:2] == ["Idle", f"a-model on port {desk.tray._told.standing.port}"]
+    assert "gb10: ready, 2,100 tokens/s, 1.2 GB/s" in texts
+    assert not desk.line("Idle").isEnabled()
+    assert desk.shown("icon")[-1]["picture"] == "idle"
+
+
+def test_an_open_menu_changes_in_place(desk: Desk, decoder: Fake) -> None:
+    first = desk.menu.actions()[0]
+    busy = with_requests(IDLE, "prefilling_there", IN_HAND)
+    decoder.says(msgspec.structs.replace(busy, revision=8))
+    spin(lambda: desk.shown("icon")[-1]["picture"] == "prefilling_there")
+    desk.open()
+    assert desk.menu.actions()[0] is first
+    assert first.text().startswith("Prefilling")
+    assert "45 % of 65,535 tokens" in first.text()
+    assert desk.shown("icon")[-1]["ring"] == pytest.approx(0.45, abs=1 / 24)
+
+
+def test_a_model_with_an_ampersand_has_it_in_the_menu(qt: QApplication) -> None:
+    menu = QMenu()
+    Layout(menu, lambda *_: None).show([Item("Q&A")])
+    assert menu.actions()[0].text() == "Q&&A"
+
+
+def test_what_is_chosen_is_what_the_line_says_after_the_menu_was_rebuilt(qt: QApplication) -> None:
+    menu, chosen = QMenu(), list[tuple[str, str]]()
+    layout = Layout(menu, lambda action, argument: chosen.append((action, argument)))
+    clients = (Item("A", "copy_client", "a"), Item("B", "copy_client", "b"))
+    layout.show([Item("Start", "start"), Item("More", children=clients)])
+    layout.show([Item("told"), Item(), Item("More", children=clients[::-1]), Item("Stop", "stop")])
+    inner = menu.actions()[2].menu()
+    assert isinstance(inner, QMenu)
+    for action in (*inner.actions(), menu.actions()[3]):
+        action.trigger()
+    assert chosen == [("copy_client", "b"), ("copy_client", "a"), ("stop", "")]
+    assert menu.actions()[1].isSeparator()
+
+
+def test_the_icon_is_painted_four_times_a_second_at_most(desk: Desk, decoder: Fake) -> None:
+    before, began = len(desk.shown("icon")), time.monotonic()
+    for step in range(40):
+        told = msgspec.structs.replace(IN_HAND, processed=1_600 * step)
+        decoder.says(
+            msgspec.structs.replace(
+                with_requests(IDLE, "prefilling_there", told), revision=100 + step
+            )
+        )
+        rest(0.04)
+    took = time.monotonic() - began
+    assert len(desk.shown("icon")) - before <= took * 4 + 2
+    spin(lambda: desk.shown("icon")[-1]["ring"] == pytest.approx(0.95, abs=1 / 24))
+
+
+def test_what_changes_nothing_that_is_shown_paints_nothing(desk: Desk, decoder: Fake) -> None:
+    before = len(desk.shown("icon"))
+    for revision in range(20, 25):
+        counted = with_engine(IDLE, generated_tokens=revision)
+        decoder.says(msgspec.structs.replace(counted, revision=revision))
+    spin(lambda: desk.tray._told.snapshot.revision == 24)
+    rest(0.6)
+    assert len(desk.shown("icon")) == before
+
+
+def test_the_base_url_and_a_clients_configuration_are_copied(desk: Desk, decoder: Fake) -> None:
+    desk.line("Copy base URL").trigger()
+    assert clipboard() == f"{decoder.url}/v1"
+    inner = desk.line("Copy client configuration").menu()
+    assert isinstance(inner, QMenu)
+    for action in inner.actions():
+        action.trigger()
+        assert f"{decoder.url}/v1" in clipboard()
+        # That one asks the decoder for the names of its models.
+        assert ("a-model" in clipboard()) != (action.text() == "Open WebUI")
+
+
+def test_a_decoder_that_is_not_ours_cannot_be_stopped(desk: Desk) -> None:
+    assert not desk.line("Stop the decoder").isEnabled()
+    assert not desk.line("Restart the decoder").isEnabled()
+
+
+def test_ours_can(desk: Desk, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decoder, "ours", True)
+    desk.tray._look_around()
+    desk.open()
+    desk.line("Stop the decoder").trigger()
+    desk.line("Restart the decoder").trigger()
+    assert calls == ["stop", "restart"]
+
+
+def test_a_decoder_that_is_gone_leaves_no_number_behind(desk: Desk, decoder: Fake) -> None:
+    decoder.refusal = (503, "decoder_restarting")
+    decoder.hangs_up()
+    spin(lambda: desk.shown("icon")[-1]["picture"] == "trouble" or None, 5)
+    desk.open()
+    texts = desk.texts()
+    assert texts[0] == "The decoder starts again after a fault"
+    assert not [text for text in texts if "tokens/s" in text or "Memory" in text]
+    assert not desk.line("Copy base URL").isEnabled()
+
+
+def test_launching_at_login_is_a_box_that_is_ticked(desk: Desk) -> None:
+    if not desk.line("Launch at login").isCheckable():
+        pytest.fail("no box")
+    assert not desk.line("Launch at login").isChecked()
+    desk.line("Launch at login").trigger()
+    assert login_item.installed()
+    desk.open()
+    assert desk.line("Launch at login").isChecked()
+    desk.line("Launch at login").trigger()
+    desk.open()
+    assert not login_item.installed()
+    assert not desk.line("Launch at login").isChecked()
+
+
+def test_a_window_of_a_kind_is_opened_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Window] = []
+
+    def make(*_: object) -> Window:
+        made.append(Window("a window", 200, 100))
+        return made[-1]
+
+    for name, line in (("add_node", "Add a node…"), ("check_up", "Check-up…"), ("log", "Logs")):
+        monkeypatch.setattr(errands, name, make)
+        before = len(made)
+        desk.line(line).trigger()
+        desk.line(line).trigger()
+        assert len(made) == before + 1
+        assert made[-1].isVisible()
+        made[-1].close()
+        QApplication.processEvents()
+        desk.line(line).trigger()
+        assert len(made) == before + 2
+
+
+def test_an_error_is_shown_with_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ConfigError("no browser", reason="no_browser", hint="open it yourself")
+
+    monkeypatch.setattr(errands, "open_dashboard", fails)
+    desk.line("Open dashboard").trigger()
+    assert desk.shown("error")[-1] == {"reason": "no_browser", "hint": "open it yourself"}
+    assert desk.tray._windows["error"].isVisible()
+
+
+def test_a_producer_that_is_lost_is_told_once(
+    desk: Desk, decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(tray.time, "monotonic", lambda: now[0])
+    down = with_node(IDLE, state="down", reason="producer_down")
+    for step in range(4):
+        now[0] = 100.0 + 30 * step
+        decoder.says(msgspec.structs.replace(down, revision=50 + step))
+        revision = 50 + step
+        spin(lambda wanted=revision: desk.tray._told.snapshot.revision == wanted)
+        rest(0.4)
+    assert [one["kind"] for one in desk.shown("notice")] == ["producer_lost"]
+    assert desk.shown("icon")[-1]["attention"] is True
+
+
+def says(home: Path, *lines: str) -> None:
+    file = home / "config" / "baton" / "config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["[serve]", *lines, ""]))
+
+
+@pytest.fixture
+def free(qt: QApplication, home: Path, calls: Calls) -> Iterator[Callable[..., Desk]]:
+    """The app as the settings have it, without a decoder given."""
+    made: list[Desk] = []
+
+    def begin(*, attach_only: bool = False) -> Desk:
+        options = Options(Given(), home / "log", attach_only, home / "trace")
+        made.append(Desk(options))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.tray.end()
+
+
+def test_it_starts_a_decoder_where_none_runs_and_once(
+    free: Callable[..., Desk], home: Path, calls: Calls
+) -> None:
+    says(home, f"port = {free_port()}", 'model = "m"')
+    desk = free()
+    spin(lambda: calls == ["start"])
+    desk.open()
+    desk.line("Start the decoder").trigger()
+    rest(1)
+    assert calls == ["start", "start"], "started by itself, and once more because it was chosen"
+
+
+def test_it_attaches_to_one_that_runs(
+    free: Callable[..., Desk], home: Path, calls: Calls, decoder: Fake
+) -> None:
+    says(home, f"port = {decoder.port}", 'model = "m"')
+    desk = free()
+    spin(lambda: desk.tray._told.snapshot is not None)
+    decoder.refusal = (503, "decoder_stopping")
+    decoder.close()
+    spin(lambda: desk.tray._told.standing.state == "absent")
+    assert calls == [], "one that somebody has stopped was started again"
+
+
+def test_attach_only_starts_none(free: Callable[..., Desk], home: Path, calls: Calls) -> None:
+    says(home, f"port = {free_port()}", 'model = "m"')
+    desk = free(attach_only=True)
+    spin(lambda: desk.tray._told.standing.state == "absent")
+    assert calls == []
+
+
+def test_another_port_in_the_settings_is_followed(
+    free: Callable[..., Desk], home: Path, decoder: Fake
+) -> None:
+    says(home, f"port = {free_port()}", 'model = "m"')
+    desk = free(attach_only=True)
+    spin(lambda: desk.tray._told.standing.state == "absent")
+    says(home, f"port = {decoder.port}", 'model = "m"')
+    spin(lambda: desk.tray._told.snapshot is not None, 4)
+
+
+def test_settings_that_come_into_being_are_noticed(
+    free: Callable[..., Desk], home: Path, decoder: Fake
+) -> None:
+    desk = free(attach_only=True)
+    spin(lambda: desk.tray._told.standing.state == "absent")
+    desk.open()
+    assert "Choose a model…" in desk.texts()
+    says(home, f"port = {decoder.port}", 'model = "m"')
+    spin(lambda: desk.tray._told.snapshot is not None, 4)
+
+
+def test_without_a_model_it_is_asked_for_one_and_then_serves_it(
+    free: Callable[..., Desk], home: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Callable[[], None]] = []
+
+    def first_run(chosen: Callable[[], None]) -> Window:
+        asked.append(chosen)
+        return Window("first run", 100, 100)
+
+    monkeypatch.setattr(errands, "first_run", first_run)
+    says(home, f"port = {free_port()}")
+    desk = free()
+    spin(lambda: bool(asked))
+    assert calls == []
+    says(home, f"port = {free_port()}", 'model = "m"')
+    asked[0]()
+    assert calls == ["start"]
+    desk.open()
+    assert "Choose a model…" not in desk.texts()
