@@ -7,14 +7,14 @@ stay whatever happens to a producer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from app import node_add, node_send
+from app import node_add, node_pairing, node_send
 from app.cache_place import StateDir
 from app.discovery import SECONDS, browse
 from app.node_decoder import STILL, Decoder, KeysFile, Url
@@ -25,9 +25,8 @@ from app.status import DEFAULT_URL
 from app.terminal import complain, err, out, print_json
 from protocol.control.messages import Description
 from protocol.errors import BatonError, TransferError
-from trust.control import Control
 from trust.own import machine_name
-from trust.peers import Address, Peer
+from trust.peers import Peer
 
 app = typer.Typer(no_args_is_help=True, help="Pair producers with this machine's decoder.")
 
@@ -117,13 +116,7 @@ def remove(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None
     """End a pairing on both machines; what is cached of its prompts stays."""
     registry = Registry(state_dir, secrets)
     peer = registry.peers.named(name)
-    unheard: BatonError | None = None
-    try:
-        with Control.open(_address(peer), peer.record) as control:
-            control.unpair()
-    except BatonError as error:
-        unheard = error
-    registry.forget(peer)
+    unheard = node_pairing.end(registry, peer)
     err.print(f"{escape(peer.name)} is removed")
     if unheard is not None:
         err.print(
@@ -139,14 +132,7 @@ def rotate(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None
     """Agree on a new key with a producer, which begins a new epoch."""
     registry = Registry(state_dir, secrets)
     peer = registry.peers.named(name)
-    registry.peers.require_usable()
-
-    def renewed(known: Peer) -> Peer:
-        # Under the registry's lock: of two rotations at once each goes on from the other's key.
-        with Control.open(_address(known), known.record) as control:
-            return replace(known, record=control.rotate())
-
-    kept = registry.peers.update(peer.fingerprint, renewed)
+    kept = node_pairing.renew(registry, peer)
     if kept is None:
         err.print(f"{escape(peer.name)} was removed meanwhile")
         raise typer.Exit(1)
@@ -198,7 +184,7 @@ def send(
     """Send a producer the decoder's model, or go on where that was interrupted."""
     registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
     peer = registry.peers.named(name)
-    _address(peer)
+    node_pairing.address_of(peer)
     path = node_send.find_model(model, decoder)
     sent = node_send.deliver(peer, node_send.read(registry, path))
     if as_json:
@@ -284,11 +270,3 @@ def _print_list(
         print_json([asdict(row) for row in rows])
     else:
         out.print(table(rows, without))
-
-
-def _address(peer: Peer) -> Address:
-    if peer.address is None:
-        raise TransferError(
-            f"nobody wrote down where {peer.name} is", reason="node_not_found", field="name"
-        )
-    return peer.address

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from app import node, node_add, node_decoder
+from app import node, node_add, node_decoder, node_pairing
 from app.commands import app
 from app.discovery import Seen
 from mac_decoder.config import DecoderConfig
@@ -270,7 +270,7 @@ def test_what_is_neither_a_name_nor_an_address_is_refused(typed: str) -> None:
 def test_a_name_is_looked_for_in_the_network(
     monkeypatch: pytest.MonkeyPatch, seen: Seen, found: tuple[str, int] | str
 ) -> None:
-    monkeypatch.setattr(node_add, "browse", lambda until: [seen])
+    monkeypatch.setattr(node_pairing, "browse", lambda until: [seen])
     if isinstance(found, str):
         with pytest.raises(BatonError) as refused:
             node_add.target_of("gb10 in the attic")
