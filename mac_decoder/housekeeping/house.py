@@ -65,7 +65,8 @@ class Housekeeping:
         self._keeper = keeper
         self._engine = engine
         self._secret = secrets.token_bytes(32)
-        self._looks = ThreadPoolExecutor(1, thread_name_prefix="baton-look-over")
+        # A walk of a large directory keeps nobody from looking at anything else.
+        self._looks = ThreadPoolExecutor(2, thread_name_prefix="baton-look-over")
         self._works = ThreadPoolExecutor(1, thread_name_prefix="baton-house")
         self._closing = threading.Event()
         self._task: asyncio.Task[None] | None = None
