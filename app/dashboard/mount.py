@@ -27,7 +27,7 @@ from protocol.errors import BatonError, CapacityError, ConfigError, RequestError
 log = logging.getLogger(__name__)
 
 MOST_PAGES: Final = 16
-"""Pages that are open at once, each with its WebSocket."""
+"""Pages that are open at once, each with its WebSocket or a request that polls."""
 
 
 class Dashboard:
@@ -38,7 +38,7 @@ class Dashboard:
         self._login = Login(facing)
         self._starting: asyncio.Task[ASGIApp] | None = None
         self._running = contextlib.AsyncExitStack()
-        self._sockets = 0
+        self._connections = 0
         self._closed = False
 
     def answers(self, path: str) -> bool:
@@ -48,7 +48,7 @@ class Dashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if scope["type"] == "websocket":
-            await self._socket(scope, receive, send)
+            await self._connection(scope, receive, send)
         elif path == addresses.LOGIN:
             response = await self._login.login(Request(scope, receive))
             await response(scope, receive, send)
@@ -56,9 +56,7 @@ class Dashboard:
             response = await self._login.logout(Request(scope, receive))
             await response(scope, receive, send)
         elif path.startswith(addresses.SOCKET):
-            # NiceGUI would also poll. Whoever can have a page can have its WebSocket.
-            missing = RequestError("there is nothing at this address", reason="route_not_found")
-            await refuse(missing, scope, receive, send)
+            await self._connection(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
             wrong = RequestError("not with this method", reason="method_not_allowed")
             await refuse(wrong, scope, receive, send)
@@ -80,17 +78,20 @@ class Dashboard:
             return
         await Sealed(pages)(scope, receive, send)
 
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _connection(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A page's WebSocket, or a request of one that polls: there are browsers (Safari 26) whose
+        WebSockets hang.
+        """
         if not scope["path"].startswith(addresses.SOCKET):
             missing = RequestError("there is nothing at this address", reason="route_not_found")
             await refuse(missing, scope, receive, send)
             return
-        if self._sockets >= MOST_PAGES:
+        if self._connections >= MOST_PAGES:
             busy = CapacityError("too many pages are open", reason="too_many_pages")
             self._facing.refusals.count(busy.reason)
             await refuse(busy, scope, receive, send)
             return
-        self._sockets += 1
+        self._connections += 1
         try:
             # Also where no page was asked for yet: a page of the process before this one finds
             # out that it has to be loaded again.
@@ -99,7 +100,7 @@ class Dashboard:
         except BatonError as error:
             await refuse(error, scope, receive, send)
         finally:
-            self._sockets -= 1
+            self._connections -= 1
 
     async def _started(self) -> ASGIApp:
         """NiceGUI with the pages. Raises ``ConfigError`` (``dashboard_not_installed``),

@@ -59,9 +59,9 @@ def build(facing: Facing) -> Built:
     for name in ("nicegui", "engineio", "socketio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     app.on_exception(_note)
-    app.config.socket_io_js_transports = ["websocket"]
     engine: Any = core.sio.eio
-    engine.transports = ["websocket"]
+    # Who may connect was decided by ``HostGuard``. This adds no header that lets others read.
+    engine.cors_allowed_origins = []
     engine.max_http_buffer_size = MOST_HEARD_BYTES
     app.add_static_files(addresses.ASSETS, Path(__file__).parent / "assets")
     pages.register(facing)

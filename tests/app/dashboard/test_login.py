@@ -166,3 +166,26 @@ def test_nobody_pays_for_what_nobody_opens() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_where_nicegui_is_not_installed_a_page_says_what_installs_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: Dashboard) -> None:
+        raise ModuleNotFoundError("No module named 'nicegui'", name="nicegui")
+
+    monkeypatch.setattr(Dashboard, "_build", missing)
+    for _ in range(2):
+        told = httpx.get(f"{server.url}/", headers={"accept": "text/html"})
+        assert told.status_code == 400
+        assert "is not installed" in told.text
+        assert "pip install" in told.text
+    # Whoever only logs in does without it.
+    assert httpx.get(f"{server.url}/login").status_code == 200
+
+
+def test_only_what_a_page_asks_is_answered(server: Server) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        refused = httpx.request(method, f"{server.url}/")
+        assert refused.json()["error"]["code"] == "method_not_allowed"
+    assert httpx.get(f"{server.url}/about/../nowhere").json()["error"]["code"] == "route_not_found"

@@ -1,0 +1,260 @@
+"""The dashboard in a decoder as a user starts it: what it costs, who reaches it, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from app.dashboard.mount import MOST_PAGES
+from mac_decoder.api.once import Once
+from tests.e2e.running import until
+from tests.mac_decoder.test_node import Decoder
+
+HTML = {"accept": "text/html,application/xhtml+xml"}
+SERVE = (sys.executable, "-m", "app.decoder")
+KEY = "a-key-of-the-settings"
+
+
+@pytest.fixture
+def decoder(tmp_path: Path, checkpoint: Callable[[str], Path]) -> Iterator[Callable[..., Decoder]]:
+    made: list[Decoder] = []
+
+    def make(*args: str, program: tuple[str, ...] = SERVE) -> Decoder:
+        model = str(checkpoint("llama"))
+        made.append(Decoder(tmp_path, "--model", model, "--port", "0", *args, program=program))
+        return made[-1].await_ready()
+
+    yield make
+    for running in made:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def running(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]
+) -> Iterator[Decoder]:
+    """One for all tests that leave it as it was."""
+    made = Decoder(
+        tmp_path_factory.mktemp("state"),
+        *("--model", str(checkpoint("llama")), "--port", "0"),
+        program=SERVE,
+    )
+    yield made.await_ready()
+    made.close()
+
+
+def page(running: Decoder, path: str = "/", **headers: str) -> httpx.Response:
+    return httpx.get(running.url + path, headers={**HTML, **headers}, timeout=30)
+
+
+def query_of(shown: httpx.Response) -> str:
+    """What a browser asks for a page's connection with."""
+    found = re.search(r"'client_id': '([0-9a-f-]{36})'", shown.text)
+    assert found is not None
+    return "&".join(
+        (
+            "EIO=4&transport=websocket&implicit_handshake=true",
+            f"client_id={found[1]}&tab_id=tab&document_id=document&next_message_id=0",
+        )
+    )
+
+
+def socket_of(running: Decoder, shown: httpx.Response, **headers: str) -> ClientConnection:
+    """The WebSocket that a browser opens for a page."""
+    asked = query_of(shown)
+    url = f"{running.url.replace('http', 'ws', 1)}/_nicegui_ws/socket.io/?{asked}"
+    return connect(url, additional_headers=headers, proxy=None)
+
+
+def greeted(opened: ClientConnection) -> str:
+    """What is answered to the first message: that the page is known, or why not."""
+    assert str(opened.recv(10)).startswith("0{")  # engine.io is open
+    opened.send("40")
+    return str(opened.recv(10))
+
+
+def test_it_costs_nothing_before_the_first_page_and_then_answers(decoder) -> None:
+    running = decoder()
+    if sys.platform == "linux":
+        assert not loaded(running)
+    shown = page(running)
+    assert shown.status_code == 200
+    assert "the dashboard is up" in running.log
+    if sys.platform == "linux":
+        assert loaded(running)
+    with socket_of(running, shown, origin=running.url) as opened:
+        assert greeted(opened).startswith("40{")
+    assert not Path(".nicegui").exists()
+
+
+def loaded(running: Decoder) -> bool:
+    """Whether a library is mapped that only NiceGUI imports."""
+    return any("/aiohttp/" in mapped.path for mapped in running.child().memory_maps())
+
+
+def test_nothing_of_a_page_leads_elsewhere(running: Decoder) -> None:
+    shown = page(running, **{"x-forwarded-prefix": "//evil.example"})
+    policy = dict(
+        part.split(" ", 1) for part in shown.headers["content-security-policy"].split("; ")
+    )
+    nonce = re.search(r"'nonce-([\w-]+)'", policy.pop("script-src"))
+    assert nonce is not None
+    elsewhere = {source for value in policy.values() for source in value.split()}
+    assert elsewhere == {"'none'", "'self'", "'unsafe-inline'", "data:"}
+    assert policy["frame-ancestors"] == "'none'"
+    scripts = re.findall(r"<script[^>]*>", shown.text)
+    assert scripts
+    assert all(f'nonce="{nonce[1]}"' in script for script in scripts)
+    assert nonce[1] not in page(running).headers["content-security-policy"]
+    assert "evil.example" not in shown.text
+    for name, value in (
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("x-content-type-options", "nosniff"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("cache-control", "no-store"),
+    ):
+        assert shown.headers[name] == value
+    named = re.findall(r'(?:src|href)="([^"]+)"', shown.text)
+    named += re.findall(r'@import url\("([^"]+)"\)', shown.text)
+    assert len(named) > 5
+    assert [one for one in named if not one.startswith(("/_nicegui/", "/assets/", "data:"))] == []
+
+
+@pytest.mark.parametrize("transport", ["websocket", "polling"])
+def test_a_page_of_another_site_gets_no_connection(running: Decoder, transport: str) -> None:
+    path = f"/_nicegui_ws/socket.io/?EIO=4&transport={transport}"
+    foreign = {"origin": "http://evil.example"}
+    for headers in (foreign, {"host": "evil.example"}):
+        assert running.client.get(running.url + path, headers=headers).status_code == 403
+    here = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+    for name, headers in (("127.0.0.1", foreign), ("evil.example", {})):
+        opened = socket.create_connection(here, 10)  # led here under that name
+        url = f"ws://{name}:{here[1]}{path}"
+        with pytest.raises(InvalidStatus) as caught:
+            connect(url, sock=opened, proxy=None, additional_headers=headers)
+        assert caught.value.response.status_code == 403
+
+
+def test_a_page_whose_websocket_hangs_polls(running: Decoder) -> None:
+    asked = query_of(page(running)).replace("websocket", "polling")
+    url = f"{running.url}/_nicegui_ws/socket.io/?{asked}"
+    own = {"origin": running.url}
+    opened = httpx.get(url, headers=own)
+    assert not [name for name in opened.headers if name.startswith("access-control")]
+    url += f"&sid={json.loads(opened.text[1:])['sid']}"
+    assert httpx.post(url, headers=own, content="40").text == "OK"
+    assert httpx.get(url, headers=own).text.startswith("40{")
+    for foreign in ("http://evil.example", "null"):
+        assert httpx.post(url, headers={"origin": foreign}, content="41").status_code == 403
+    assert httpx.post(url, headers=own, content="4" * 70_000).status_code == 413
+
+
+def test_where_keys_are_demanded_there_is_no_page_without_a_login(decoder, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text(KEY)
+    running = decoder("--api-keys-file", str(keys))
+    assert (page(running).status_code, page(running).headers["location"]) == (303, "/login")
+    for path in ("/", "/_nicegui/3/x.js", "/favicon.ico", "/assets/baton.css"):
+        assert page(running, path, accept="*/*").status_code == 401
+    port = int(running.url.rpartition(":")[2])
+    token = Once(tmp_path / "decoder", port).leave()
+    entered = page(running, f"/login?once={token}")
+    cookie = entered.headers["set-cookie"].partition(";")[0]
+    shown = page(running, cookie=cookie)
+    assert shown.status_code == 200
+    with pytest.raises(InvalidStatus) as caught:
+        socket_of(running, shown)
+    assert caught.value.response.status_code == 401
+    with socket_of(running, shown, cookie=cookie) as opened:
+        assert greeted(opened).startswith("40{")
+        httpx.post(f"{running.url}/logout", headers={"cookie": cookie})
+        assert end_of(opened, 5) == 1008
+    for secret in (token, cookie.partition("=")[2], KEY):
+        assert secret not in running.log
+
+
+def end_of(opened: ClientConnection, within_s: float) -> int | None:
+    """The code that a connection is closed with, whatever is said before."""
+    until_s = time.monotonic() + within_s
+    try:
+        while True:
+            if str(opened.recv(max(0.0, until_s - time.monotonic()))) == "2":
+                opened.send("3")
+    except ConnectionClosed:
+        return opened.close_code
+
+
+@pytest.mark.parametrize("how", ["option", "module"])
+def test_without_it_there_is_no_page(decoder, how: str) -> None:
+    if how == "option":
+        running = decoder("--no-dashboard")
+    else:
+        running = decoder(program=(sys.executable, "-m", "mac_decoder"))
+    for path in ("/", "/login", "/favicon.ico", "/_nicegui_ws/socket.io/"):
+        missing = page(running, path)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "route_not_found")
+
+
+def test_an_open_page_does_not_hold_up_the_end(decoder) -> None:
+    running = decoder()
+    with socket_of(running, page(running)) as opened:
+        greeted(opened)
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        assert end_of(opened, 5) == 1012
+        assert running.process.wait(15) == 0
+    assert time.monotonic() - began < 8
+    assert "stopped" in running.log
+    assert "Traceback" not in running.log
+
+
+def test_a_page_of_the_process_before_is_told_to_load_again(decoder) -> None:
+    running = decoder()
+    shown = page(running)
+    with socket_of(running, shown) as opened:
+        greeted(opened)
+        first = running.child().pid
+        running.child().kill()
+        end_of(opened, 10)
+    until(lambda: running.ready() == 200 and running.child().pid != first)
+    with socket_of(running, shown) as opened:
+        told = greeted(opened)
+    assert told.startswith("44")  # refused: the browser then loads the page
+    assert "handshake" in json.loads(told[2:])["message"]
+    with socket_of(running, page(running)) as opened:
+        assert greeted(opened).startswith("40{")
+
+
+def test_pages_are_bounded(running: Decoder) -> None:
+    with ExitStack() as stack:
+        for _ in range(MOST_PAGES - 1):
+            stack.enter_context(socket_of(running, page(running)))
+        with socket_of(running, page(running)):
+            with pytest.raises(InvalidStatus) as caught:
+                socket_of(running, page(running))
+            assert caught.value.response.status_code == 503
+            assert running.get("/status").json()["door"]["refused"]["too_many_pages"] == 1
+        # One has left, and makes room.
+        until(lambda: lets_in(running), 5)
+
+
+def lets_in(running: Decoder) -> bool:
+    try:
+        with socket_of(running, page(running)) as opened:
+            return greeted(opened).startswith("40{")
+    except InvalidStatus:
+        return False
