@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -16,10 +17,16 @@ import pytest
 
 from app.interrupts import at_once
 from protocol.errors import EXIT_CONFIG
+from tests.ordinary import usual
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 0.6])
-@pytest.mark.parametrize("command", ["serve", "produce", "demo"])
+@pytest.mark.parametrize(
+    ("command", "delay_s"),
+    usual(
+        itertools.product(["serve", "produce", "demo"], [0.0, 0.1, 0.3, 0.6]),
+        [("serve", 0.0), ("serve", 0.3), ("produce", 0.1), ("demo", 0.0), ("demo", 0.6)],
+    ),
+)
 def test_ctrl_c_in_the_first_moments_is_no_traceback(
     command: str, delay_s: float, checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -120,7 +120,7 @@ class Arms:
     ("name", "tier"),
     usual(
         itertools.product(KINDS, ("resident", "durable")),
-        [("muse_glimmer", "resident"), ("lfm2", "durable")],
+        [("muse_glimmer", "durable")],
     ),
 )
 def test_the_next_turn_goes_on_where_it_parts(

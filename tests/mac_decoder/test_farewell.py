@@ -23,6 +23,7 @@ from mac_decoder.custody import Owed
 from mac_decoder.farewell import Farewells, last_words
 from mac_decoder.standin import Standing
 from tests.mac_decoder.test_supervisor import Running
+from tests.ordinary import usual
 
 CHILD = """
 import asyncio, os, signal, sys
@@ -154,7 +155,7 @@ def refused(raw: bytes) -> dict[str, str]:
     return json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+@pytest.mark.parametrize("number", usual([signal.SIGABRT, signal.SIGKILL], [signal.SIGABRT]))
 def test_openais_client_is_told_in_mid_stream_and_before_an_answer(
     supervised: Callable[..., Running], number: int
 ) -> None:
@@ -179,7 +180,7 @@ def test_openais_client_is_told_in_mid_stream_and_before_an_answer(
     client.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+@pytest.mark.parametrize("number", usual([signal.SIGABRT, signal.SIGKILL], [signal.SIGKILL]))
 def test_whoever_waits_for_an_answer_gets_a_whole_one(
     supervised: Callable[..., Running], number: int
 ) -> None:

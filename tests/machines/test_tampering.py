@@ -21,6 +21,7 @@ from protocol.layout import FullLayer, Layout
 from protocol.messages import Abort, Begin, Credit, Progress, Seal
 from protocol.reasons import REASONS
 from tests.machines.joined import LAYOUT, TO_DECODER, TO_PRODUCER, Item, Joined
+from tests.ordinary import usual
 
 SMALL = Layout((FullLayer(0, 1, 2, 1, "bfloat16"), *LAYOUT.layers[1:]))
 CREDIT = 3
@@ -114,18 +115,23 @@ def harmless(item: Item, raw: bytes) -> bool:
     return free is None or changed <= free
 
 
-def flips(raw: bytes) -> Iterator[bytes]:
-    """Each byte of a message flipped: its lowest bit, a middle one, and all bits."""
+MASKS = (0x01, 0x10, 0xFF)
+"""The lowest bit of a byte, a middle one, and all bits."""
+
+
+def flips(raw: bytes, *, every: bool) -> Iterator[bytes]:
+    """Each byte of a message flipped in ``every`` way, or each in one, the ways taking turns."""
     for place in range(len(raw)):
-        for mask in (0x01, 0x10, 0xFF):
+        for mask in MASKS if every else [MASKS[place % len(MASKS)]]:
             yield raw[:place] + bytes([raw[place] ^ mask]) + raw[place + 1 :]
 
 
 @pytest.mark.parametrize(("direction", "index"), PLACES, ids=NAMES)
-def test_any_flipped_byte_is_refused(direction: str, index: int) -> None:
+@pytest.mark.parametrize("every", usual([False, True], [False]))
+def test_any_flipped_byte_is_refused(direction: str, index: int, every: bool) -> None:
     item = GOOD[direction][index]
     last = name(direction, index) == "committed"
-    for raw in flips(item.raw):
+    for raw in flips(item.raw, every=every):
         pair = replaced(direction, index, [item.changed(raw)])
         if harmless(item, raw) and not pair.errors:
             assert pair.installed in ([], [pair.expected()])
@@ -134,10 +140,11 @@ def test_any_flipped_byte_is_refused(direction: str, index: int) -> None:
 
 
 @pytest.mark.parametrize(("direction", "index"), PLACES, ids=NAMES)
-def test_any_truncation_is_refused(direction: str, index: int) -> None:
+@pytest.mark.parametrize("step", usual([1, 3], [3]))
+def test_any_truncation_is_refused(direction: str, index: int, step: int) -> None:
     item = GOOD[direction][index]
     last = name(direction, index) == "committed"
-    for length in range(len(item.raw)):
+    for length in {*range(0, len(item.raw), step), len(item.raw) - 1}:
         pair = replaced(direction, index, [item.changed(item.raw[:length])])
         require_refused(pair, after_install=last)
 
@@ -220,9 +227,10 @@ def arrivals(direction: str, cut: int) -> tuple[list[Item], Item | None]:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_stream_cut_at_any_byte_never_means_complete(direction: str) -> None:
+@pytest.mark.parametrize("step", usual([1, 3], [3]))
+def test_a_stream_cut_at_any_byte_never_means_complete(direction: str, step: int) -> None:
     total = sum(len(item.raw) for item in GOOD[direction])
-    for cut in range(total):
+    for cut in range(0, total, step):
         whole, part = arrivals(direction, cut)
         pair = Joined(layout=SMALL)
 

@@ -22,6 +22,7 @@ from mac_decoder.keeper import Keeper
 from protocol.checkpoint import read_checkpoint
 from tests.mac_decoder.api.serving import MODEL, Server, serving
 from tests.mac_decoder.engine.drive import loaded_copy
+from tests.ordinary import usual
 from tests.tiny_tokenizer import think
 
 KINDS = ("llama", "muse_glimmer", "lfm2")
@@ -116,7 +117,7 @@ def started(served: Served) -> Chat:
     return Chat(http, dot, [{"role": "system", "content": SYSTEM}])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, ["muse_glimmer", "lfm2"]))
 def test_a_chat_goes_on_where_its_last_answer_ended(served: Served) -> None:
     chat = started(served)
     first = chat.say("When does the ferry leave?")
@@ -131,7 +132,7 @@ def test_a_chat_goes_on_where_its_last_answer_ended(served: Served) -> None:
     assert control["choices"] == third["choices"]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, ["muse_glimmer", "lfm2"]))
 def test_the_same_request_again_is_served_from_memory(served: Served) -> None:
     chat = started(served)
     first = chat.say("When does the ferry leave?", forced=False)
@@ -142,7 +143,7 @@ def test_the_same_request_again_is_served_from_memory(served: Served) -> None:
     assert source(chat.again(forced=False)) == source(again)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, ["muse_glimmer", "lfm2"]))
 def test_an_edited_message_keeps_what_comes_before_it(served: Served) -> None:
     """The last message is another: everything up to it is reused, by every kind of cache."""
     chat = started(served)
@@ -161,7 +162,7 @@ def test_an_edited_message_keeps_what_comes_before_it(served: Served) -> None:
     assert source(chat.say("And back?")) == ("live", end_of(first))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", usual(KINDS, ["muse_glimmer", "lfm2"]))
 def test_three_chats_in_rotation_each_go_on_from_their_own_end(served: Served) -> None:
     chats = [started(served) for _ in range(3)]
     ends = [

@@ -26,6 +26,7 @@ from tests.mac_decoder.engine.drive import (
     told,
     until,
 )
+from tests.ordinary import usual
 from tests.tiny_models import WINDOW
 
 MODELS = ("llama", "muse_glimmer")
@@ -38,7 +39,7 @@ Checkpoint = Callable[..., Path]
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", MODELS + HYBRIDS)
+@pytest.mark.parametrize("name", usual(MODELS + HYBRIDS, ["muse_glimmer", "qwen3_next", "lfm2"]))
 def test_greedy_tokens_are_those_of_generate_step(checkpoint: Checkpoint, name: str) -> None:
     path = checkpoint(name)
     loaded = loaded_copy(path)
@@ -61,8 +62,8 @@ def test_greedy_tokens_are_those_of_generate_step(checkpoint: Checkpoint, name: 
     ("name", "slack"),
     [
         ("llama", 0),
-        *((name, 1 << 30) for name in (*MODELS, "lfm2")),
-        *(pytest.param(name, 1 << 30, marks=pytest.mark.soak) for name in SLOW),
+        *((name, 1 << 30) for name in ("muse_glimmer", "lfm2")),
+        *(pytest.param(name, 1 << 30, marks=pytest.mark.soak) for name in ("llama", *SLOW)),
     ],
 )
 def test_eight_requests_of_very_different_length_give_the_tokens_they_give_alone(

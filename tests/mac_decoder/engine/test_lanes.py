@@ -37,6 +37,7 @@ from tests.mac_decoder.engine.drive import (
 )
 from tests.mac_decoder.engine.links import BrokenLink, CopyingLink, refused
 from tests.mac_decoder.engine.test_reuse import keeper_for
+from tests.ordinary import usual
 
 MODELS = ("llama", "muse_glimmer")
 ALWAYS = EngineSettings(prefill_step=64, remote_threshold=1)
@@ -54,7 +55,10 @@ def link_for(path: Path, *prompts: tuple[int, ...], tile: int = 64) -> CopyingLi
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", [*MODELS, "qwen3_next", "lfm2", "falcon_h1"])
+@pytest.mark.parametrize(
+    "name",
+    usual([*MODELS, "qwen3_next", "lfm2", "falcon_h1"], ["muse_glimmer", "qwen3_next", "lfm2"]),
+)
 def test_the_remote_lane_gives_what_the_local_one_gives(checkpoint: Checkpoint, name: str) -> None:
     """Same tiles, same rows: same tokens, also past the window and in company."""
     path = checkpoint(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,6 +57,12 @@ SETTINGS = EngineSettings(prefill_step=STEP, ram_bytes=RAM)
 
 Tier = Literal["live", "resident", "durable", "restarted"]
 TIERS: tuple[Tier, ...] = ("live", "resident", "durable", "restarted")
+REPLAYED = (
+    *(("muse_glimmer", tier) for tier in TIERS),
+    *(("qwen3_next", tier) for tier in ("live", "durable")),
+    *(("lfm2", tier) for tier in ("resident", "restarted")),
+    ("llama", "durable"),
+)
 Checkpoint = Callable[..., Path]
 
 
@@ -94,8 +101,7 @@ def loaded(checkpoint: Checkpoint, name: str) -> LoadedModel:
 
 
 @pytest.mark.both_blas
-@pytest.mark.parametrize("name", usual(KINDS, QUICK))
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("name", "tier"), usual(itertools.product(KINDS, TIERS), REPLAYED))
 @pytest.mark.parametrize(
     "positions", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.soak)]
 )
@@ -199,7 +205,7 @@ def test_in_company_restored_rows_are_the_saved_ones(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+@pytest.mark.parametrize("name", usual(["llama", "muse_glimmer", "lfm2"], ["muse_glimmer", "lfm2"]))
 def test_what_is_not_held_is_computed_and_the_reason_told(
     checkpoint: Checkpoint, name: str
 ) -> None:
@@ -232,7 +238,7 @@ def test_what_is_not_held_is_computed_and_the_reason_told(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+@pytest.mark.parametrize("name", usual(["llama", "muse_glimmer", "lfm2"], ["muse_glimmer", "lfm2"]))
 def test_a_prefill_stops_where_others_will_share_it(checkpoint: Checkpoint, name: str) -> None:
     """A branch at the turn goes on exactly there, whatever the kind of cache."""
     tokens = prompt(301, 1)
@@ -250,7 +256,7 @@ def test_a_prefill_stops_where_others_will_share_it(checkpoint: Checkpoint, name
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "lfm2"])
+@pytest.mark.parametrize("name", usual(["llama", "muse_glimmer", "lfm2"], ["muse_glimmer", "lfm2"]))
 def test_the_end_of_a_turn_is_kept(checkpoint: Checkpoint, name: str) -> None:
     """The next turn goes on there also when the sequence itself is gone."""
     tokens = prompt(100, 4)
@@ -491,7 +497,7 @@ def test_a_client_that_leaves_while_it_waits_for_a_tier_leaves_nothing(
 COMPONENTS = Identity.__struct_fields__
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("component", usual(COMPONENTS, ["weights", "template", "engine"]))
 @pytest.mark.parametrize("name", ["llama"])
 def test_another_identity_sees_nothing_and_going_back_sees_all(
     checkpoint: Checkpoint, name: str, component: str, tmp_path: Path
@@ -610,7 +616,9 @@ def test_a_handoff_that_fails_goes_on_from_what_is_held(checkpoint: Checkpoint) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["llama", "muse_glimmer", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", usual(["llama", "muse_glimmer", "qwen3_next"], ["muse_glimmer", "qwen3_next"])
+)
 def test_a_damaged_file_costs_a_rung_and_no_answer(
     checkpoint: Checkpoint, name: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.mac_decoder.reuse.made import SLIDING
 from tests.mac_decoder.store.made import conversation, crashed, opened, publish, serves
 from tests.mac_decoder.store.scenario import Truth, scenario
 from tests.mac_decoder.store.simulated import Model, PowerCut, SimulatedDisk
+from tests.ordinary import usual
 
 
 def operations() -> int:
@@ -24,6 +26,8 @@ def operations() -> int:
 
 
 CUTS = range(1, operations() + 1)
+MODELS: tuple[Model, ...] = ("posix", "cache")
+IN_TURNS = {(at, MODELS[at % 2]) for at in CUTS}
 
 
 def cut_off(directory: Path, disk: SimulatedDisk, at: int) -> tuple[Truth, SimulatedDisk]:
@@ -35,8 +39,7 @@ def cut_off(directory: Path, disk: SimulatedDisk, at: int) -> tuple[Truth, Simul
     return truth, crashed(directory, disk)
 
 
-@pytest.mark.parametrize("model", ["posix", "cache"])
-@pytest.mark.parametrize("at", CUTS)
+@pytest.mark.parametrize(("at", "model"), usual(itertools.product(CUTS, MODELS), IN_TURNS))
 def test_what_was_acknowledged_survives_and_nothing_is_wrong(
     model: Model, at: int, tmp_path: Path
 ) -> None:
