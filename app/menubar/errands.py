@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 
+from app.dashboard_login import open_logged_in, open_plainly
 from app.doctor import Asked, examine
 from app.doctor_findings import Finding
 from app.menubar.add_node import AddNode
@@ -20,7 +22,9 @@ from app.menubar.place import Given
 from app.menubar.windows import CheckUp, LogWindow
 from app.service import ask
 from app.view.clients import Endpoint, configuration
-from protocol.errors import BatonError, ConfigError
+from mac_decoder.config import DecoderConfig
+from protocol.addresses import is_loopback
+from protocol.errors import BatonError
 from trust.secrets import Choice
 
 
@@ -43,14 +47,25 @@ def client_configuration(client: str, told: Told) -> str:
     )
 
 
-def open_dashboard(told: Told, given: Given) -> None:
-    """Open the dashboard in the browser. Raises ``ConfigError`` (``no_browser``)."""
-    if not QDesktopServices.openUrl(QUrl(f"{told.standing.url}/")):
-        raise ConfigError(
-            "no browser could be opened",
-            reason="no_browser",
-            hint=f"open {told.standing.url}/ in one",
-        )
+def dashboard(told: Told, given: Given) -> Callable[[], None]:
+    """What opens the dashboard in the browser, and waits until that is there: not for Qt's thread.
+
+    With the right to change things where the decoder is this machine's. Raises as
+    ``settings.named``; what is returned, as ``open_logged_in``.
+    """
+    url, state = told.standing.url, decoders_state(given)
+    if not is_loopback(urlsplit(url).hostname or ""):
+        return lambda: open_plainly(url, _browse)
+    return lambda: open_logged_in(url, state, _browse)
+
+
+def decoders_state(given: Given) -> Path:
+    """The decoder's state directory. Raises as ``settings.named``."""
+    return DecoderConfig(model="", state_dir=given.state_dir()).state_path
+
+
+def _browse(address: str) -> bool:
+    return QDesktopServices.openUrl(QUrl(address))
 
 
 def add_node(told: Told, given: Given) -> AddNode:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app import node_add, node_send
+from app import node_pairing, node_send
 from app.discovery import Seen, browse
 from app.model_stream import Outgoing, outgoing
 from app.node_decoder import Decoder
@@ -57,15 +57,15 @@ class Pairing:
     def pair(self, target: str, words: str, say: Say) -> Paired:
         """Pair with the producer that shows these words.
 
-        Raises as ``node_add.target_of``, ``read_code``, ``node_add.pair``.
+        Raises as ``read_code``, ``node_pairing.target_of``, ``node_pairing.pair``.
         """
         code = read_code(words)  # before anything is asked: a slip costs nothing
         registry = Registry(self._state_dir, self._secrets)
         registry.peers.require_usable()
         say(f"Looking for {target}", 0, 0)
-        found = node_add.target_of(target)
+        found = node_pairing.target_of(target)
         say(f"Pairing with {target}", 0, 0)
-        peer = node_add.pair(registry, found, code, machine_name("mac"), None)
+        peer = node_pairing.pair(registry, found, code, machine_name("mac"), None).peer
         say(f"Asking {peer.name} what it serves", 0, 0)
         return self._compared(registry, peer, say)
 

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app import login_item, settings
 from app.menubar import errands
+from app.menubar.background import Work
 from app.menubar.decoder import Decoder
 from app.menubar.follow import Follower, Told
 from app.menubar.layout import Layout
@@ -219,7 +220,7 @@ class Tray(QObject):
             case "copy_client":
                 _copy(errands.client_configuration(argument, self._told))
             case "dashboard":
-                self._try(lambda: errands.open_dashboard(self._told, self._given))
+                self._try(self._open_dashboard)
             case "add_node":
                 self._open("add_node", lambda: errands.add_node(self._told, self._given))
             case "doctor":
@@ -233,6 +234,11 @@ class Tray(QObject):
                 self._choose_model()
             case "quit":
                 QApplication.quit()
+
+    def _open_dashboard(self) -> None:
+        # It waits until the browser has come, which takes a moment.
+        opening = errands.dashboard(self._told, self._given)
+        Work(lambda _: opening(), lambda _: None, self._complain, self).start()
 
     def _try(self, act: Callable[[], object]) -> None:
         try:

@@ -111,6 +111,18 @@ def test_installing_again_stops_the_old_one_first(mac: Mac) -> None:
     assert (found.arguments, found.runs) == (("--model=/two",), True)
 
 
+def test_an_installed_one_is_stopped_and_started(mac: Mac) -> None:
+    launchd.install(SERVICE, settle_s=0)
+    before = len(mac.told)
+    launchd.stop("decoder")
+    assert mac.told[before:] == [f"bootout {TARGET}"]
+    assert mac.file.exists(), "it starts again at the next login"
+    launchd.start("decoder")
+    assert mac.told[before + 1 :] == [f"enable {TARGET}", f"bootstrap gui/{os.getuid()} {mac.file}"]
+    launchd.start("decoder")  # loaded, and ended by itself
+    assert mac.told[-1] == f"kickstart {TARGET}"
+
+
 def test_uninstalling_stops_and_removes_it(mac: Mac) -> None:
     launchd.install(SERVICE, settle_s=0)
     assert launchd.uninstall("decoder") == LABEL

@@ -193,6 +193,15 @@ def test_installing_again_replaces_it(box: Box) -> None:
     assert box.told.count(f"restart {UNIT}") == 2
 
 
+def test_an_installed_one_is_stopped_and_started(box: Box) -> None:
+    systemd.install(SERVICE, settle_s=0)
+    before = len(box.told)
+    systemd.stop("decoder")
+    systemd.start("decoder")
+    assert box.told[before:] == [f"stop {UNIT}", f"reset-failed {UNIT}", f"start {UNIT}"]
+    assert (box.units / UNIT).exists()
+
+
 def test_uninstalling_stops_and_removes_it(box: Box) -> None:
     systemd.install(SERVICE, settle_s=0)
     before = len(box.told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,17 +14,20 @@ import pytest
 
 pytest.importorskip("PySide6.QtWidgets", reason="Qt is not installed", exc_type=ImportError)
 
+from platformdirs import user_state_path
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QApplication, QMenu
 
 from app import login_item
 from app.menubar import errands, tray
 from app.menubar.decoder import Decoder
+from app.menubar.follow import Told
 from app.menubar.layout import Layout
 from app.menubar.place import Given
 from app.menubar.tray import Options, Tray
 from app.menubar.windows import Window
 from app.view.menu import Item
+from app.view.standing import Standing
 from protocol.errors import ConfigError
 from tests.app.menubar.fake import Fake, fake
 from tests.app.menubar.spinning import rest, spin
@@ -240,14 +244,31 @@ def test_a_window_of_a_kind_is_opened_once(desk: Desk, monkeypatch: pytest.Monke
         assert len(made) == before + 2
 
 
-def test_an_error_is_shown_with_what_to_do(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise ConfigError("no browser", reason="no_browser", hint="open it yourself")
+def test_the_dashboard_is_opened_beside_the_window_and_what_goes_wrong_is_shown(
+    desk: Desk, decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, Path]] = []
 
-    monkeypatch.setattr(errands, "open_dashboard", fails)
+    def fails(url: str, state: Path, browser: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        opened.append((url, state))
+        raise ConfigError("no browser", reason="browser_missing", hint="open it yourself")
+
+    monkeypatch.setattr(errands, "open_logged_in", fails)
     desk.line("Open dashboard").trigger()
-    assert desk.shown("error")[-1] == {"reason": "no_browser", "hint": "open it yourself"}
+    spin(lambda: bool(desk.shown("error")))
+    assert opened == [(decoder.url, user_state_path("baton") / "decoder")]
+    assert desk.shown("error")[-1] == {"reason": "browser_missing", "hint": "open it yourself"}
     assert desk.tray._windows["error"].isVisible()
+
+
+def test_another_machines_dashboard_is_opened_without_a_login(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(errands, "open_plainly", lambda url, browser: opened.append(url))
+    errands.dashboard(Told(Standing("connected", "https://desk.local:8000")), Given())()
+    assert opened == ["https://desk.local:8000"]
 
 
 def test_a_producer_that_is_lost_is_told_once(
