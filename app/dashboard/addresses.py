@@ -7,7 +7,7 @@ from typing import Final
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
 
-PAGES: Final = frozenset({"/", "/about", "/cache", "/requests", "/try"})
+PAGES: Final = frozenset({"/", "/about", "/cache", "/nodes", "/requests", "/try"})
 """Each has a ``ui.page`` in ``pages``."""
 
 ASSETS: Final = "/assets"

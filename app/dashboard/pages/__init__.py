@@ -20,12 +20,12 @@ from app.dashboard.pages.about import AboutPage
 from app.dashboard.pages.cache import CachePage
 from app.dashboard.pages.feed import Feed
 from app.dashboard.pages.live import Live
+from app.dashboard.pages.nodes import NodesPage
 from app.dashboard.pages.now import NowPage
 from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
 from app.dashboard.pages.talk import TryPage
 from mac_decoder.api.face import Facing
-from mac_decoder.housekeeping.house import Housekeeping
 
 _STYLE: Final = Path(__file__).parents[1] / "assets" / "baton.css"
 
@@ -45,10 +45,11 @@ def register(facing: Facing) -> None:
             snapshot = await feed.now()
             Live(facing, feed, page, request, snapshot, time.time())
 
-    house = facing.manage if isinstance(facing.manage, Housekeeping) else None
     at("/", NowPage)
     at("/requests", RequestsPage)
     if facing.facts.disk:
-        at("/cache", lambda: CachePage(house))
+        at("/cache", lambda: CachePage(facing.manage))
+    # What `--state-dir` says, of which the decoder's is a part.
+    at("/nodes", lambda: NodesPage(facing.facts.state.parent, facing.facts.secrets))
     at("/try", lambda: TryPage(facing, feed))
     at("/about", AboutPage)

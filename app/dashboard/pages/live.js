@@ -181,6 +181,13 @@ function listen() {
       return;
     }
     if (event.target.closest("[data-dismiss]")) return OPS.close();
+    const filling = event.target.closest("button[data-fills]");
+    if (filling) {
+      const field = document.getElementById(filling.dataset.fills);
+      field.value = filling.dataset.with;
+      field.focus();
+      return;
+    }
     const button = event.target.closest("button[data-do]");
     if (button) return pressed(button);
     // A row opens wherever it is clicked, unless to mark its text.

@@ -1,0 +1,485 @@
+"""Nodes: the producers, how their rows compared with this decoder's, and pairing with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from app import node_pairing
+from app.dashboard.pages import parts
+from app.dashboard.pages.dialogs import confirmation, dialog, problem, refusal
+from app.dashboard.pages.manage import NOT_YOURS, require_manager
+from app.dashboard.pages.markup import NOTHING, Html, joined, tag
+from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
+from app.discovery import Seen as Answered
+from app.discovery import browse
+from app.node_registry import Registry, link_name
+from app.view.comparisons import History, history
+from app.view.nodes import NO_PRODUCER, Producer, producers
+from protocol.errors import BatonError, RequestError, TransferError
+from protocol.pairing.code import MAX_TYPED, read_code
+from protocol.status.snapshot import Nodes
+from trust.own import machine_name
+from trust.peers import Peer
+from trust.secrets import Choice
+
+log = logging.getLogger(__name__)
+
+_AGE_S: Final = 5.0
+_LONGEST_HOST: Final = 260
+_LONGEST_NAME: Final = 64
+_UNREACHED: Final = ("down", "refused")
+
+Action = Callable[[], Awaitable[str]]
+"""Does what was confirmed; what to say of it."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A paired producer, and what is on record of it."""
+
+    peer: Peer
+    past: History | None
+
+
+@dataclass(frozen=True)
+class _Adding:
+    """The dialog in which a producer is added."""
+
+    host: str = ""
+    says: str = ""
+    wrong: BatonError | None = None
+    seen: tuple[Answered, ...] | None = None
+    busy: bool = False
+
+
+class NodesPage:
+    """``/nodes``"""
+
+    title = "Nodes"
+
+    def __init__(self, state: Path, secrets: Choice) -> None:
+        """``state`` is what ``--state-dir`` says; ``secrets`` is how the decoder keeps them."""
+        self._open_registry = partial(Registry, state, secrets)
+        self._memo = Memo()
+        self._nodes: Nodes | None = None
+        self._known: Mapping[str, _Known] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._read_for: object = None
+        self._asked: Action | None = None
+        self._adding: _Adding | None = None
+
+    def draw(self, seen: Seen) -> Drawn:
+        """Every part."""
+        nodes, memo, tick = seen.snapshot.nodes, self._memo, int(seen.now / _AGE_S)
+        self._nodes = nodes
+        if self._read_for is not None and _told(nodes) != self._read_for:
+            self._read()
+        inputs = (nodes, tick, self._known, seen.may_manage)
+        return {
+            "nodes": memo.of(
+                "nodes", inputs, lambda: self._rows(producers(seen.snapshot, seen.now), seen)
+            ),
+            "adding": memo.of("adding", (seen.may_manage,), lambda: _adding(seen.may_manage)),
+        }
+
+    def body(self, drawn: Drawn) -> Html:
+        """Everything below the heading."""
+        return tag(
+            "section",
+            piece(drawn, "adding"),
+            part("nodes-told", "p", role="status", class_="told"),
+            rows("nodes", "div", drawn["nodes"], class_="cards"),
+            aria_label="Producers",
+        )
+
+    def looked_at(self, browser: Browser) -> None:
+        """Read what is on record."""
+        if self._reading is None:
+            self._read()
+
+    def close(self) -> None:
+        """What was begun goes on."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._reading = None
+
+    async def act(self, said: dict[str, Any], browser: Browser) -> None:
+        """Ask for a confirmation, or do what was confirmed."""
+        try:
+            await self._act(said, browser)
+        except BatonError as error:
+            browser.tell([("open", refusal(error))])
+
+    async def _act(self, said: dict[str, Any], browser: Browser) -> None:
+        does = said.get("do")
+        if does == "closed":
+            self._asked = self._adding = None
+            return
+        require_manager(browser)
+        match does:
+            case "add":
+                self._show_adding(_Adding(), browser)
+            case "discover":
+                await self._discover(browser)
+            case "pair":
+                await self._pair(said, browser)
+            case "qualify":
+                await self._done(partial(self._qualify, self._peer(said)), browser)
+            case "rotate":
+                peer = self._peer(said)
+                self._asked = partial(self._rotate, peer)
+                text = "Both machines agree on it now; what goes on between them goes on with it."
+                asking = confirmation(f"A new key with {peer.name}?", text, "New key")
+                browser.tell([("open", asking)])
+            case "remove":
+                peer = self._peer(said)
+                self._asked = partial(self._remove, peer)
+                text = "Both machines forget each other. What is cached of its prompts stays."
+                asking = confirmation(f"Remove {peer.name}?", text, "Remove", danger=True)
+                browser.tell([("open", asking)])
+            case "confirmed" if self._asked is not None:
+                action, self._asked = self._asked, None
+                browser.tell([("close",)])
+                await self._done(action, browser)
+            case _:
+                pass
+
+    # -- what is done
+
+    async def _done(self, action: Action, browser: Browser) -> None:
+        told = await action()
+        browser.tell([_say(told)])
+        self._read()
+
+    async def _qualify(self, peer: Peer) -> str:
+        nodes = self._nodes.producers if self._nodes is not None else ()
+        node = next((one for one in nodes if one.name == link_name(peer)), None)
+        if node is not None and node.state in _UNREACHED:
+            # A producer that cannot be asked keeps the verdict that it has.
+            raise TransferError(
+                f"{peer.name} cannot be asked now", reason=node.reason, found=node.detail
+            )
+        await asyncio.to_thread(lambda: self._open_registry().forget_verdict(peer))
+        return f"{peer.name} is compared anew."
+
+    async def _rotate(self, peer: Peer) -> str:
+        kept = await asyncio.to_thread(lambda: node_pairing.renew(self._open_registry(), peer))
+        if kept is None:
+            return f"{peer.name} was removed meanwhile."
+        return f"{peer.name} has a new key: epoch {kept.record.epoch}."
+
+    async def _remove(self, peer: Peer) -> str:
+        unheard = await asyncio.to_thread(lambda: node_pairing.end(self._open_registry(), peer))
+        if unheard is None:
+            return f"{peer.name} is removed."
+        return (
+            f"{peer.name} is removed here. It could not be told ({unheard.reason}): remove this "
+            f"machine there with baton produce --forget '{machine_name('mac')}'."
+        )
+
+    async def _discover(self, browser: Browser) -> None:
+        adding = self._adding or _Adding()
+        self._show_adding(replace(adding, says="Asking the local network…", busy=True), browser)
+        try:
+            seen = tuple(await asyncio.to_thread(browse))
+            found = (
+                "" if seen else "Nobody answers. A producer shows a code with baton produce --pair."
+            )
+            told = replace(adding, seen=seen, says=found, wrong=None)
+        except TransferError as error:
+            told = replace(adding, wrong=error, says="")
+        if self._adding is not None:
+            self._show_adding(told, browser)
+
+    async def _pair(self, said: Mapping[str, Any], browser: Browser) -> None:
+        if self._adding is None or self._adding.busy:
+            return
+        adding = self._adding
+        host = str(said.get("host") or "")[:_LONGEST_HOST].strip()
+        called = str(said.get("called") or "")[:_LONGEST_NAME].strip() or None
+        self._show_adding(
+            replace(adding, says=f"Pairing with {host}…", wrong=None, busy=True), browser
+        )
+        words = str(said.get("words") or "")[:MAX_TYPED].strip()
+        try:
+            kept = await asyncio.to_thread(self._paired, host, words, called)
+        except BatonError as error:
+            if self._adding is not None:
+                self._show_adding(replace(adding, wrong=error, says=""), browser)
+            return
+        self._adding = None
+        gone = "".join(f" {name}, which had this address, is forgotten." for name in kept.replaced)
+        told = f"Paired with {kept.peer.name}: it is compared with this machine now.{gone}"
+        browser.tell([("close",), _say(told)])
+        self._read()
+
+    def _paired(self, host: str, words: str, called: str | None) -> node_pairing.Kept:
+        code = read_code(words)  # before anything is asked: a slip costs nothing
+        registry = self._open_registry()
+        registry.peers.require_usable()
+        target = node_pairing.target_of(host)
+        return node_pairing.pair(registry, target, code, machine_name("mac"), called)
+
+    def _show_adding(self, adding: _Adding, browser: Browser) -> None:
+        self._adding = adding
+        browser.tell([("open", _form(adding))])
+
+    def _peer(self, said: Mapping[str, Any]) -> Peer:
+        known = self._known.get(str(said.get("nodeLink")))
+        if known is None:
+            raise RequestError(
+                "this producer is not paired, or not any more", reason="node_not_found"
+            )
+        return known.peer
+
+    # -- what is on record
+
+    def _read(self) -> None:
+        if self._nodes is not None:
+            self._read_for = _told(self._nodes)
+        self._reading = asyncio.create_task(self._read_registry())
+
+    async def _read_registry(self) -> None:
+        try:
+            self._known = await asyncio.to_thread(_on_record, self._open_registry)
+        except BatonError as error:
+            log.info("the registry of producers was not read (%s)", error.reason)
+
+    def _rows(self, found: tuple[Producer, ...], seen: Seen) -> Rows:
+        if not found:
+            text = f"{NO_PRODUCER}."
+            return Rows({"none": tag("p", text, class_="none", data_key="none")})
+        return Rows(
+            {one.name: _node(one, self._known.get(one.name), seen.may_manage) for one in found}
+        )
+
+
+def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:
+    registry, now = opened(), time.time()
+    return {
+        link_name(peer): _Known(peer, history(registry.verdict(peer), now))
+        for peer in registry.peers.all().peers
+    }
+
+
+def _told(nodes: Nodes) -> object:
+    """What changes when something else may be on record."""
+    return tuple(
+        (one.name, one.qualified.at if one.qualified is not None else None)
+        for one in nodes.producers
+    )
+
+
+def _say(text: str) -> Change:
+    return ("set", "nodes-told", part("nodes-told", "p", text, role="status", class_="told"))
+
+
+def _adding(may_manage: bool) -> Html:
+    return part(
+        "adding",
+        "div",
+        tag(
+            "div",
+            tag(
+                "button",
+                "Add a producer",
+                type="button",
+                data_do="add",
+                class_="main",
+                disabled=not may_manage,
+            ),
+            class_="buttons",
+        ),
+        NOTHING if may_manage else NOT_YOURS,
+        class_="house",
+    )
+
+
+def _node(one: Producer, known: _Known | None, may_manage: bool) -> Html:
+    name = known.peer.name if known is not None else one.name
+    return tag(
+        "article",
+        tag(
+            "div",
+            tag("h2", name),
+            parts.badge(one.state),
+            tag("code", one.name, class_="id") if name != one.name else NOTHING,
+            class_="badges",
+        ),
+        tag("p", one.line, class_="title"),
+        tag("p", one.detail, class_="none") if one.detail else NOTHING,
+        parts.facts(one.facts, "facts two"),
+        tag("h3", "Latest comparison"),
+        parts.facts(one.qualified, "facts two"),
+        joined(tag("h3", "Failures"), parts.facts(one.failures, "facts two"))
+        if one.failures
+        else NOTHING,
+        _history(known.past if known is not None else None),
+        _actions(one.name, may_manage)
+        if known is not None
+        else tag("p", "Not paired: the decoder was given it with --producer.", class_="none"),
+        class_="card node",
+        data_key=one.name,
+        data_node=name,
+        aria_label=name,
+    )
+
+
+def _actions(link: str, may_manage: bool) -> Html:
+    return tag(
+        "div",
+        *(
+            tag(
+                "button",
+                text,
+                type="button",
+                data_do=does,
+                data_node_link=link,
+                disabled=not may_manage,
+            )
+            for text, does in (
+                ("Qualify now", "qualify"),
+                ("New key", "rotate"),
+                ("Remove", "remove"),
+            )
+        ),
+        class_="buttons",
+    )
+
+
+def _history(past: History | None) -> Html:
+    if past is None:
+        return NOTHING
+    titles = ("When", "", "Rows", "Apart", "Allowed", "Where")
+    return tag(
+        "details",
+        tag("summary", tag("b", f"Comparisons ({len(past.compared)})")),
+        tag("p", tag("small", f"Here {past.here}; there {past.there}")),
+        tag(
+            "div",
+            tag(
+                "table",
+                tag(
+                    "thead",
+                    tag(
+                        "tr",
+                        *(tag("th", name, scope="col") if name else tag("td") for name in titles),
+                    ),
+                ),
+                tag(
+                    "tbody",
+                    *(
+                        tag(
+                            "tr",
+                            tag("td", each.at),
+                            tag("td", tag("small", each.ago)),
+                            tag("td", parts.badge(each.rows)),
+                            tag("td", each.apart),
+                            tag("td", each.allowed),
+                            tag("td", each.where),
+                        )
+                        for each in past.compared
+                    ),
+                ),
+                class_="cuts",
+            ),
+            class_="scroll",
+            tabindex="0",
+            role="group",
+            aria_label="Comparisons",
+        ),
+        class_="past",
+    )
+
+
+def _form(adding: _Adding) -> Html:
+    return dialog(
+        "Add a producer",
+        tag(
+            "form",
+            tag("p", "On the producer, ", tag("code", "baton produce --pair"), " shows six words."),
+            tag("label", "Address, or the name it answers with", for_="node-host"),
+            tag(
+                "input",
+                id="node-host",
+                name="host",
+                required=True,
+                maxlength=_LONGEST_HOST,
+                autofocus=True,
+                autocomplete="off",
+                spellcheck="false",
+                autocapitalize="none",
+            ),
+            tag(
+                "div",
+                tag(
+                    "button",
+                    "Look for producers",
+                    type="button",
+                    data_do="discover",
+                    disabled=adding.busy,
+                ),
+                _seen(adding.seen or ()),
+                class_="seen",
+            ),
+            tag("label", "Six words", for_="node-words"),
+            tag(
+                "input",
+                id="node-words",
+                name="words",
+                required=True,
+                maxlength=MAX_TYPED,
+                autocomplete="off",
+                spellcheck="false",
+                autocapitalize="none",
+            ),
+            tag("label", "What to call it (optional)", for_="node-called"),
+            tag(
+                "input",
+                id="node-called",
+                name="called",
+                maxlength=_LONGEST_NAME,
+                autocomplete="off",
+            ),
+            tag("p", adding.says, role="status", class_="none"),
+            problem(adding.wrong) if adding.wrong is not None else tag("div"),
+            tag(
+                "div",
+                tag("button", "Cancel", type="button", data_dismiss=True),
+                tag("button", "Pair", type="submit", class_="main", disabled=adding.busy),
+                class_="buttons end",
+            ),
+            data_do="pair",
+        ),
+    )
+
+
+def _seen(seen: tuple[Answered, ...]) -> Html:
+    return tag(
+        "ul",
+        *(
+            tag(
+                "li",
+                tag(
+                    "button",
+                    tag("b", one.name),
+                    tag("small", f"{one.host}, {one.model or 'no model'}"),
+                    type="button",
+                    data_fills="node-host",
+                    data_with=f"{one.host}:{one.pair}"
+                    if ":" not in one.host
+                    else f"[{one.host}]:{one.pair}",
+                    disabled=not one.pair,
+                    title=None if one.pair else "No code is open there",
+                ),
+            )
+            for one in seen
+        ),
+    )

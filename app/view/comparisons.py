@@ -1,0 +1,52 @@
+"""What the decoder remembers of a producer's comparisons with itself, in words. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.view import words
+from app.view.facts import Badge
+from mac_decoder.qualify.verdicts import Past, Verdict
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison of rows."""
+
+    at: str
+    ago: str
+    rows: Badge
+    apart: str
+    allowed: str
+    where: str
+
+
+@dataclass(frozen=True)
+class History:
+    """The comparisons, the latest first, and what computed on either side."""
+
+    here: str
+    there: str
+    compared: tuple[Compared, ...]
+
+
+def history(verdict: Verdict | None, now: float) -> History | None:
+    """What is on record; ``None`` if nothing is."""
+    if verdict is None:
+        return None
+    recipe = verdict.recipe
+    there = f"{recipe.device}, {recipe.dtype}, tiles of {words.counted(recipe.tile, 'token')}"
+    past = (_compared(one, now) for one in reversed(verdict.past))
+    return History(verdict.here, there, tuple(past))
+
+
+def _compared(one: Past, now: float) -> Compared:
+    return Compared(
+        f"{datetime.fromtimestamp(one.at).astimezone():%Y-%m-%d %H:%M}",
+        words.ago(one.at, now),
+        Badge("alike", "good") if one.fit else Badge("differ", "bad"),
+        f"{one.apart:.3g}",
+        f"{one.allowed:.3g}",
+        one.where or words.DASH,
+    )
