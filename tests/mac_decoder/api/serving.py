@@ -89,6 +89,7 @@ class Server:
                 disk=False,
                 keys_demanded=service.settings.keys_demanded,
                 secured=self.url.startswith("https"),
+                secrets="file",
             ),
         )
 
