@@ -37,7 +37,7 @@ class AddNode(Window):
     """Pairs with a producer, and offers to send it the model."""
 
     def __init__(self, pairing: Pairing) -> None:
-        super().__init__("Baton: add a node", 500, 280)
+        super().__init__("Baton: add a node", 500, 240)
         self._pairing = pairing
         self._work: Work | None = None
         self._paired: Paired | None = None
@@ -67,10 +67,8 @@ class AddNode(Window):
         self.box.addWidget(self.said)
         self.box.addStretch()
         self.go = QPushButton("Pair")
-        self.go.setDefault(True)
         self.go.clicked.connect(self._go)
-        self.box.addWidget(self.go, alignment=Qt.AlignmentFlag.AlignRight)
-        self.add_buttons()
+        self.add_buttons(main=self.go)
         self.progress.hide()
         self.words.textChanged.connect(self._refresh)
         self.target.editTextChanged.connect(self._refresh)
@@ -91,6 +89,7 @@ class AddNode(Window):
             self.target.setEditText(typed)
         elif open_ones:
             self.target.setCurrentIndex(open_ones[0])
+            self.words.setFocus()
         else:
             self.target.setEditText("")
 
@@ -139,6 +138,7 @@ class AddNode(Window):
 
     def _is_paired(self, paired: Paired) -> None:
         self._ended()
+        self.words.clear()  # they are spent
         name = paired.peer.name
         if paired.lacks is None:
             self._finish(
@@ -176,6 +176,7 @@ class AddNode(Window):
 
     def _tell(self, text: str) -> None:
         self.said.setText(text)
+        self.fit()
 
 
 def _saying(work: Work) -> Say:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QFontDatabase, QGuiApplication, QTextCursor
+from PySide6.QtCore import Qt, QTimer, QUrl
+from PySide6.QtGui import QDesktopServices, QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
@@ -49,8 +49,15 @@ class Window(QDialog):
         self.raise_()
         self.activateWindow()
 
-    def add_buttons(self, *more: tuple[str, Callable[[], object]]) -> None:
-        """A row of buttons, the last of which closes."""
+    def fit(self) -> None:
+        """Grow until all of a text can be read."""
+        needed = self.box.totalHeightForWidth(self.width())
+        self.resize(self.width(), max(self.height(), needed))
+
+    def add_buttons(
+        self, *more: tuple[str, Callable[[], object]], main: QPushButton | None = None
+    ) -> None:
+        """A row of buttons, the last of which closes; ``main`` is the one that Return presses."""
         row = QHBoxLayout()
         for text, act in more:
             button = QPushButton(text)
@@ -61,6 +68,11 @@ class Window(QDialog):
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.close)
         row.addWidget(buttons)
+        if main is not None:
+            close = buttons.button(QDialogButtonBox.StandardButton.Close)
+            close.setAutoDefault(False)
+            main.setDefault(True)
+            row.addWidget(main)
         self.box.addLayout(row)
 
 
@@ -76,6 +88,7 @@ class ErrorWindow(Window):
         self.box.addWidget(said)
         self.box.addStretch()
         self.add_buttons()
+        self.fit()
 
 
 class LogWindow(Window):
@@ -91,7 +104,9 @@ class LogWindow(Window):
         shown.setReadOnly(True)
         shown.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        shown.moveCursor(QTextCursor.MoveOperation.End)
+        # Once it has its size.
+        bar = shown.verticalScrollBar()
+        QTimer.singleShot(0, shown, lambda: bar.setValue(bar.maximum()))
         self.box.addWidget(shown)
         more: list[tuple[str, Callable[[], object]]] = [
             ("Copy", lambda: QGuiApplication.clipboard().setText(text))
@@ -145,7 +160,8 @@ class CheckUp(Window):
 
 def worded(error: BatonError) -> str:
     """An error as rich text."""
-    lines = [f"<p><b>{_escaped(error.message)}</b> ({_escaped(error.reason)})</p>"]
+    message = error.message[:1].upper() + error.message[1:]
+    lines = [f"<p><b>{_escaped(message)}</b> ({_escaped(error.reason)})</p>"]
     details = error.details()
     for name in ("field", "found", "expected"):
         if name in details:

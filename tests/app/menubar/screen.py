@@ -18,8 +18,9 @@ import pytest
 
 from tests.e2e.running import until
 
-WIDTH, HEIGHT = 900, 760
-TOOLS = ("Xvfb", "trayer", "xdotool", "import")
+WIDTH, HEIGHT = 640, 440
+TOOLS = ("Xvfb", "trayer", "xdotool", "import", "display")
+BACKGROUND = "#3d4b5c"
 LACKING = [tool for tool in TOOLS if shutil.which(tool) is None]
 
 needs_screen = pytest.mark.skipif(
@@ -81,6 +82,8 @@ def screen(directory: Path, tint: str = "0x2b2b2b") -> Iterator[Screen]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    # What a desktop has behind its windows; else it is black.
+    made.tool("display", "-size", f"{WIDTH}x{HEIGHT}", "-window", "root", f"xc:{BACKGROUND}")
     try:
         yield made
     finally:

@@ -258,11 +258,15 @@ def test_a_log_is_shown_from_its_end_and_copied(tmp_path: Path) -> None:
 
 
 def test_an_error_has_all_that_the_command_line_would_say() -> None:
-    error = ConfigError("it & that", reason="r", field="f", found="a", expected="b", hint="h\ni")
+    error = ConfigError(
+        "it & that", reason="r", field="f", found="a", expected="b", hint="h\ni\n" * 9
+    )
     window = ErrorWindow("Baton", error)
     window.open_in_front()
     QApplication.processEvents()
-    said = window.findChildren(QLabel)[0].text()
-    for part in ("it &amp; that", "(r)", "field: f", "found: a", "expected: b", "→ h<br>i"):
+    label = window.findChildren(QLabel)[0]
+    assert label.height() >= label.heightForWidth(label.width()), "some of it is cut off"
+    said = label.text()
+    for part in ("It &amp; that", "(r)", "field: f", "found: a", "expected: b", "→ h<br>i"):
         assert part in said
     window.close()
