@@ -3,6 +3,7 @@
 # make check    format, lint, types, import rules, tests
 # make soak     long loops and the real demo model
 # make bench    the figures of docs/performance.md
+# make screenshots    the README's pictures (needs Chromium, Xvfb, trayer)
 # make venv     only the environment;  make clean  removes it
 
 VENV := .venv
@@ -16,7 +17,7 @@ WORKERS ?= 2
 # Set to pass options on, as in: make demo ARGS="--compare-local"
 ARGS ?=
 
-.PHONY: venv demo test check lint soak bench clean
+.PHONY: venv demo test check lint soak bench screenshots clean
 
 venv: $(VENV)/dev.stamp
 
@@ -79,7 +80,11 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.benchmarks.lookup && \
 	$(BIN)/python -m tests.benchmarks.durable_restore && \
 	$(BIN)/python -m tests.benchmarks.chat_disk && \
+	$(BIN)/python -m tests.benchmarks.face_cost --model $$smollm2/fp32 && \
 	$(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS)) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
+
+screenshots: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.screenshots
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis

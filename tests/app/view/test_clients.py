@@ -18,7 +18,7 @@ GUARDED = Endpoint(
     "https://127.0.0.1:8443",
     "m",
     keys_demanded=True,
-    certificate="/home/u s/certificate.pem",
+    certificate="/srv/u s/certificate.pem",
 )
 
 
