@@ -19,8 +19,7 @@ import pytest
 from tests.e2e.running import until
 
 WIDTH, HEIGHT = 640, 440
-TOOLS = ("Xvfb", "trayer", "xdotool", "import", "display")
-BACKGROUND = "#3d4b5c"
+TOOLS = ("Xvfb", "trayer", "xdotool", "import", "convert")
 LACKING = [tool for tool in TOOLS if shutil.which(tool) is None]
 
 needs_screen = pytest.mark.skipif(
@@ -45,12 +44,15 @@ class Screen:
         return done.stdout
 
     def picture(self, name: str) -> Path:
-        """A screenshot, kept in the test's directory and, if asked for, in $BATON_SCREENSHOTS."""
+        """A screenshot, kept in the test's directory; without what is empty of the screen, if
+        asked for, in $BATON_SCREENSHOTS.
+        """
         file = self._pictures / f"{name}.png"
         self.tool("import", "-window", "root", str(file))
         if wanted := os.environ.get("BATON_SCREENSHOTS"):
             Path(wanted).mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, wanted)
+            # The screen is black where nothing is.
+            self.tool("convert", str(file), "-trim", "+repage", f"{wanted}/{name}.png")
         return file
 
     def click(self, x: int, y: int, button: int = 1) -> None:
@@ -82,8 +84,6 @@ def screen(directory: Path, tint: str = "0x2b2b2b") -> Iterator[Screen]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    # What a desktop has behind its windows; else it is black.
-    made.tool("display", "-size", f"{WIDTH}x{HEIGHT}", "-window", "root", f"xc:{BACKGROUND}")
     try:
         yield made
     finally:

@@ -128,7 +128,6 @@ def test_a_day_of_the_app(tray: Screen, checkpoint, tmp_path: Path) -> None:
         ],
     )
     url = f"http://127.0.0.1:{port}"
-    producer.running.await_ready()
     with running(App(tray, tmp_path)) as app:
         try:
             _walk(app, tray, producer, url)
@@ -147,6 +146,7 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     app.await_picture("off", "starting")
     settle()
     tray.picture("starting")
+    producer.running.await_ready()
     app.await_picture("idle")
     until(lambda: any("ready" in line for line in app.lines()), 30)
     settle()
