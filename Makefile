@@ -12,8 +12,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PACKAGES := protocol trust mac_decoder gb10_producer app tests conftest.py
 # Where it is installed (Debian: libopenblas0-pthread), a BLAS whose results depend on shapes, as a GPU's do.
 OPENBLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libblas.so.3))
-# Test processes side by side; each loads both frameworks.
-WORKERS ?= 2
+PRELOAD := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
+# Test processes side by side; each loads both frameworks. One more than there are cores to measure it on:
+# tests wait for processes, clocks and disks.
+WORKERS ?= 3
 # Set to pass options on, as in: make demo ARGS="--compare-local"
 ARGS ?=
 
@@ -41,14 +43,9 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/both.stamp
 	$(BIN)/baton demo $(ARGS)
 
-# Each test once. Those that results of a BLAS decide run with the harder one where it is installed; soak has both.
+# Each test once, with the harder BLAS where it is installed; soak has both.
 test: $(VENV)/dev.stamp
-ifneq ($(OPENBLAS),)
-	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'both_blas and not soak' $(ARGS)
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not both_blas and not soak' $(ARGS)
-else
-	$(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
-endif
+	$(PRELOAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check $(PACKAGES)
@@ -58,12 +55,13 @@ lint: $(VENV)/dev.stamp
 
 check: lint test
 
+# Every test, those of `make test` too: without that BLAS, and with five times the examples.
 soak: $(VENV)/dev.stamp
 ifneq ($(OPENBLAS),)
 	LD_PRELOAD=$(OPENBLAS) $(BIN)/python -m pytest -q -m 'both_blas and soak' --timeout 3600 $(ARGS)
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'both_blas and not soak' $(ARGS)
 endif
-	$(BIN)/python -m pytest -q -m soak --timeout 3600 $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile thorough --timeout 900 $(ARGS)
+	$(BIN)/python -m pytest -q -m soak --hypothesis-profile thorough --timeout 3600 $(ARGS)
 	$(BIN)/python -m tests.mutants
 
 bench: $(VENV)/dev.stamp
@@ -81,7 +79,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.benchmarks.durable_restore && \
 	$(BIN)/python -m tests.benchmarks.chat_disk && \
 	$(BIN)/python -m tests.benchmarks.face_cost --model $$smollm2/fp32 && \
-	$(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS)) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
+	$(PRELOAD) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
 
 screenshots: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.screenshots

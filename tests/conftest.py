@@ -9,9 +9,11 @@ import pytest
 from hypothesis import settings
 
 from tests import checkpoints
+from tests.ordinary import THOROUGH
 
 # Two busy cores make any example slow now and then; the time limit of a test is enough.
-settings.register_profile("house", deadline=None)
+settings.register_profile("house", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)  # `make soak`
 settings.load_profile("house")
 
 

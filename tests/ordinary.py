@@ -1,11 +1,21 @@
-"""Which kinds of a test run every time; the others are for `make soak`."""
+"""What of a test runs every time; the rest is for `make soak`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from hypothesis import settings
+
+THOROUGH: Final = 200
+"""Examples in `make soak` of a test that names no number: what tells the profile."""
+
+
+def examples(count: int) -> settings:
+    """Settings of a test that takes ``count`` examples in `make soak`, every time a third."""
+    thorough = settings().max_examples == THOROUGH
+    return settings(max_examples=count if thorough else count // 3)
 
 
 def usual(kinds: Iterable[Any], quick: Collection[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gb10_producer.jobs import JobQueue, Withdrawal
 from protocol.errors import CapacityError, LocalProtocolError
+from tests.ordinary import examples
 
 
 def test_jobs_run_one_at_a_time_in_order_of_arrival() -> None:
@@ -219,4 +220,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueMachine.settings = settings(examples(60), stateful_step_count=30, deadline=None)

@@ -29,7 +29,7 @@ from protocol.layout import KEY, STATE, schedule
 from protocol.messages import NO_SPACE
 from tests import crossing
 from tests.gb10_producer.test_prefill import fail_in_layer, ignore, never, raise_it
-from tests.ordinary import usual
+from tests.ordinary import examples, usual
 from tests.tiny_models import NAMES, REFUSED, WINDOW
 
 Checkpoints = Callable[..., Path]
@@ -613,4 +613,4 @@ def common(one: Sequence[int], other: Sequence[int]) -> Sequence[int]:
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTree.settings = settings(examples(60), stateful_step_count=25, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,8 @@ print(hashlib.sha256(np.array(given @ given.T)).hexdigest(), used)
 def multiplied(choice: str) -> tuple[str, str]:
     """A digest of a product, and what was used for it."""
     command = [sys.executable, "-c", _MULTIPLY, choice]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     digest, _, used = done.stdout.strip().partition(" ")
     return digest, used
 

@@ -20,6 +20,7 @@ from protocol.messages import Seal
 from protocol.reasons import REASONS
 from protocol.states import DECODER, PRODUCER
 from tests.machines.joined import TO_DECODER, TO_PRODUCER, Item, Joined, content
+from tests.ordinary import examples
 
 wires = st.sampled_from((TO_DECODER, TO_PRODUCER))
 
@@ -324,7 +325,7 @@ class Walk(RuleBasedStateMachine):
         assert len(self.outstanding) == 0
 
 
-Walk.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+Walk.TestCase.settings = settings(examples(100), stateful_step_count=50, deadline=None)
 TestWalk = Walk.TestCase
 
 

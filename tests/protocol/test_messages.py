@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import protocol
@@ -33,6 +33,7 @@ from protocol.messages import (
     token_digest,
 )
 from tests import strategies
+from tests.ordinary import examples
 
 
 @given(strategies.messages)
@@ -70,7 +71,7 @@ def test_no_other_spelling_is_accepted(message: Message, data: st.DataObject) ->
             decode(spelled)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(PeerProtocolError):

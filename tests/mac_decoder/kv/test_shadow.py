@@ -31,6 +31,7 @@ from protocol.layout import (
     regions,
     schedule,
 )
+from tests.ordinary import examples
 
 WINDOW = 16
 LAYOUT = Layout(
@@ -266,7 +267,7 @@ ONE = Layout((FullLayer(0, 1, 2, 0, "bfloat16"),))
 """Four bytes a position, and values of no bytes."""
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(-4, 44), st.integers(-2, 44)), max_size=12))
 def test_pieces_have_each_byte_once(pieces: list[tuple[int, int]]) -> None:
     shadow, free = Shadow(ONE, 0, 10), set(range(40))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import RotatingKVCache
 
 from mac_decoder.kv import sliding
 from protocol.layout import KEY, VALUE, SlidingLayer
+from tests.ordinary import examples
 
 WINDOW = 8
 
@@ -20,7 +21,7 @@ def _row(first: int, count: int) -> mx.array:
     return mx.stack([positions, positions + 1])[None]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(pieces=st.lists(st.integers(1, 20), min_size=1, max_size=12))
 def test_the_last_rows_in_the_order_of_time(pieces: list[int]) -> None:
     ring, position = RotatingKVCache(max_size=WINDOW), 0

@@ -53,6 +53,7 @@ from tests.mac_decoder.reuse.made import (
     made_of,
     some_rows,
 )
+from tests.ordinary import examples
 from tests.strategies import layouts
 
 POISON = 0xA5
@@ -160,7 +161,7 @@ def composed(layout: Layout, held: int, start: int, end: int, extra: tuple[int, 
         assert memory[place].tobytes() == array.tobytes(), place
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(layouts(), st.integers(1, 3 * BLOCK), st.data())
 def test_a_cut_and_a_delta_are_the_whole(layout: Layout, held: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(1, held))
@@ -172,7 +173,7 @@ def test_a_cut_and_a_delta_are_the_whole(layout: Layout, held: int, data: st.Dat
             list(delta_pieces(layout, held, start, end))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(layouts(), st.integers(1, 3 * BLOCK), st.data())
 def test_a_cut_and_a_delta_are_an_extra_cut_too(
     layout: Layout, held: int, data: st.DataObject

@@ -35,6 +35,7 @@ from protocol.blocks import BLOCK
 from protocol.layout import FullLayer, Layout, SlidingLayer
 from protocol.messages import History, Recipe
 from tests.mac_decoder.reuse.made import DECODE, FULL, LAYOUTS, PREFILL, RECURRENT, SLIDING, SPACE
+from tests.ordinary import examples
 
 TILE_512 = Recipe("producer", "cuda", "bfloat16", 512)
 NONE = Facts(tokens=1001, layout=FULL)
@@ -633,7 +634,7 @@ def holdings(draw: st.DrawFn) -> Holding:
     return holding(*(draw(some_offers(key)) for key in range(draw(st.integers(0, 3)))))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from(LAYOUTS), some_offers(0), st.integers(0, 1500))
 def test_the_resume_position_is_the_deepest_that_the_rule_allows(
     layout: Layout, held: Offer, limit: int
@@ -652,7 +653,7 @@ def test_the_resume_position_is_the_deepest_that_the_rule_allows(
     assert resume_position(layout, held, limit) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     tokens=st.integers(1, 1500),
     layout=st.sampled_from((*LAYOUTS, WINDOWED)),

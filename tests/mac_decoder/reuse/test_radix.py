@@ -14,6 +14,7 @@ from mac_decoder.reuse.radix import Match, Radix, match_of_few
 from protocol.blocks import BLOCK, as_tokens, chain
 from protocol.errors import IntegrityError, LocalProtocolError
 from tests.mac_decoder.reuse.made import OTHER_SPACE, SPACE
+from tests.ordinary import examples
 
 # Runs of few different tokens, with ends around a block's: prompts meet and part everywhere.
 runs = st.tuples(st.integers(0, 2), st.sampled_from((1, 2, 100, 254, 255, 256, 257)))
@@ -60,7 +61,7 @@ def check_match(found: Match, held: dict, space: bytes, prompt: tuple[int, ...])
             assert covering.position == min(able)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.lists(st.tuples(spaces, prompts), max_size=12, unique=True), spaces, prompts)
 def test_a_match_is_what_comparing_everything_says(
     cuts: list[tuple[bytes, tuple[int, ...]]], space: bytes, prompt: tuple[int, ...]

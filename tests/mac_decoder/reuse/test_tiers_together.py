@@ -553,7 +553,7 @@ class Together(RuleBasedStateMachine):
 
 
 Together.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=15,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -205,7 +205,7 @@ class Lines(RuleBasedStateMachine):
 
 
 Lines.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=12,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.control.messages import (
@@ -32,6 +32,7 @@ from protocol.control.messages import (
 )
 from protocol.control.models import MAX_MANIFEST, MAX_STREAM
 from protocol.errors import PeerProtocolError
+from tests.ordinary import examples
 from tests.protocol.control.joined import DESCRIPTION, OFFER
 from tests.protocol.pairing.test_messages import names
 
@@ -105,7 +106,7 @@ def test_no_other_spelling_is_accepted(message: Message, data: st.DataObject) ->
         decode(spelled)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(PeerProtocolError):

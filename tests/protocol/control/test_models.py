@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.control.models import (
@@ -23,6 +23,7 @@ from protocol.control.models import (
     read_manifest,
 )
 from protocol.errors import PeerProtocolError
+from tests.ordinary import examples
 
 NONE = hashlib.sha256(b"").hexdigest()
 LETTERS = string.ascii_letters + string.digits
@@ -70,7 +71,7 @@ def test_the_rest_of_a_stream_is_what_its_offset_leaves(
     assert all(0 <= span.start < span.file.nbytes for span in manifest.rest(offset))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(manifests(), st.data())
 def test_no_other_spelling_is_read(manifest: Manifest, data: st.DataObject) -> None:
     raw = manifest.raw
@@ -84,7 +85,7 @@ def test_no_other_spelling_is_read(manifest: Manifest, data: st.DataObject) -> N
             assert found != manifest
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(PeerProtocolError):

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, PeerProtocolError
@@ -23,6 +23,7 @@ from protocol.pairing.messages import (
     encode,
     require_name,
 )
+from tests.ordinary import examples
 
 HIGHEST = (1 << 53) - 1
 PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) not in '"\\')
@@ -73,7 +74,7 @@ def test_no_other_spelling_is_accepted(message: Message, data: st.DataObject) ->
         decode(spelled)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(PeerProtocolError):
