@@ -111,7 +111,9 @@ def _in_hand(memo: Memo, found: tuple[Running, ...]) -> Rows:
 
 def _card(one: Running) -> Html:
     """A request in hand. Every line keeps its height, whatever is known of it."""
-    shown = parts.progress(one.progress, one.title) if one.progress_text else NOTHING
+    # One place for how far it is and, once that is known, for what it took.
+    filling = bool(one.progress_text)
+    bar = parts.progress(one.progress, one.title) if filling else parts.bar(one.segments)
     return tag(
         "article",
         tag(
@@ -122,10 +124,9 @@ def _card(one: Running) -> Html:
             class_="badges",
         ),
         tag("p", one.title, class_="title"),
-        tag("div", shown, tag("span", one.progress_text), class_="progress"),
+        tag("div", bar, class_="far"),
+        parts.legend(one.segments) or tag("div", class_="legend"),
         parts.facts(one.facts, "facts line"),
-        parts.bar(one.segments),
-        parts.legend(one.segments),
         class_="card in-hand",
         data_key=one.id,
         data_request=one.id,

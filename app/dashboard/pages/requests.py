@@ -15,6 +15,9 @@ from app.view.requests import SOURCES, Ended, ended
 from protocol.status.snapshot import MOST_RECENT, Finished, Recent, Snapshot
 
 _AGE_S: Final = 5.0
+_AT_ONCE: Final = 40
+"""Rows that are made in one go; who asks for a token does not wait for all of them."""
+
 _BASE: Final = "recent.finished"
 _OUTCOMES: Final = ("completed", "refused", "failed", "cancelled")
 _NUMBERS: Final = ("Prompt", "Reused", "Prefilled", "Sent", "First token", "Total", "Rate")
@@ -34,15 +37,16 @@ class RequestsPage(Still):
     def draw(self, seen: Seen) -> Drawn:
         """Every part."""
         recent = seen.snapshot.recent
-        if self._snapshot is None or self._snapshot.recent is not recent:
-            self._rows = _with_new(seen.snapshot, self._rows)
+        more = min(len(recent.finished), max(_AT_ONCE, len(self._rows) + _AT_ONCE))
+        if self._snapshot is None or self._snapshot.recent is not recent or more > len(self._rows):
+            self._rows = _with_new(only(seen.snapshot, more), self._rows, seen.now)
         self._snapshot = seen.snapshot
         tick = int(seen.now / _AGE_S)
         return {
             "requests": self._memo.of(
                 "requests",
-                (recent, tick),
-                lambda: Rows(self._rows, _ages(recent.finished, seen.now), _BASE),
+                (recent, len(self._rows), tick),
+                lambda: Rows(self._rows, _ages(recent.finished[:more], seen.now), _BASE),
             )
         }
 
@@ -105,11 +109,11 @@ def details(one: Ended, name: str) -> Html:
     )
 
 
-def _with_new(snapshot: Snapshot, known: dict[str, Html]) -> dict[str, Html]:
+def _with_new(snapshot: Snapshot, known: dict[str, Html], now: float) -> dict[str, Html]:
     """The rows in their order; only those that are not ``known`` are made."""
     finished = snapshot.recent.finished
     new = [at for at, one in enumerate(finished) if one.id not in known]
-    made = ended(only(snapshot, new[-1] + 1), 0.0) if new else ()
+    made = ended(only(snapshot, new[-1] + 1), now) if new else ()
     fresh = {made[at].id: _row(made[at], at) for at in new}
     return {one.id: known.get(one.id) or fresh[one.id] for one in finished}
 
