@@ -18,6 +18,7 @@ from typing import Final
 from app import install
 from app.children import GRACE_S
 from app.menubar.logfile import LogFile
+from app.menubar.place import settings_now
 from app.service import Installed, environment
 from protocol.errors import BatonError, ConfigError
 
@@ -100,8 +101,12 @@ class Decoder:
         self._command = command
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="baton-decoder")
         self._child: Child | None = None
+        self._settings = b""
+        """Those with which the child was started."""
+
         self._asked_to_end = False
         self._again = False
+        self._quitting = False
         self._service: Installed | None = None
 
     @property
@@ -114,12 +119,20 @@ class Decoder:
         """Whether the decoder that runs, if one does, may be stopped here."""
         return self._child is not None or bool(self._service and self._service.runs)
 
+    @property
+    def coming(self) -> bool:
+        """Whether a child runs that will listen where the settings say now."""
+        started = self._child is not None and not self._asked_to_end
+        return started and self._settings == settings_now()
+
     def look(self) -> None:
         """Look for the installed service; ``changed`` follows."""
         self._do(self._look)
 
     def start(self) -> None:
-        """Start a decoder: the service where one is installed, else a child."""
+        """Start a decoder: the service where one is installed, else a child, which is replaced if
+        it was started with other settings.
+        """
         self._do(self._start)
 
     def stop(self) -> None:
@@ -132,11 +145,11 @@ class Decoder:
 
     def quit(self, patience_s: float = GRACE_S + 5) -> None:
         """End what this app has started; a service, and a decoder of somebody else, stay."""
+        self._quitting = True
         self._worker.shutdown(wait=True, cancel_futures=True)
         child = self._child
+        self._end_child(again=False)
         if child is not None:
-            self._asked_to_end = True
-            child.ask_to_end()
             child.wait(patience_s)
 
     def _do(self, what: Callable[[], None]) -> None:
@@ -147,7 +160,8 @@ class Decoder:
                 self._failed(error)
             self._changed()
 
-        self._worker.submit(done)
+        if not self._quitting:
+            self._worker.submit(done)
 
     def _look(self) -> None:
         try:
@@ -160,8 +174,11 @@ class Decoder:
         if self._service is not None:
             install.start("decoder")
             self._look()
+        elif self._child is not None and not self.coming:
+            self._end_child(again=True)
         elif self._child is None:
             self._asked_to_end = self._again = False
+            self._settings = settings_now()
             try:
                 self._child = Child(self._command, self.log, self._has_ended)
             except OSError as error:
@@ -175,8 +192,7 @@ class Decoder:
     def _stop(self) -> None:
         self._look()
         if self._child is not None:
-            self._asked_to_end, self._again = True, False
-            self._child.ask_to_end()
+            self._end_child(again=False)
         elif self._service is not None and self._service.runs:
             install.stop("decoder")
             self._look()
@@ -185,12 +201,18 @@ class Decoder:
         self._look()
         if self._child is not None:
             # The next one cannot have the port before this one has let go of it.
-            self._asked_to_end = self._again = True
-            self._child.ask_to_end()
+            self._end_child(again=True)
         elif self._service is not None and self._service.runs:
             install.stop("decoder")
             install.start("decoder")
             self._look()
+
+    def _end_child(self, *, again: bool) -> None:
+        """Have the child end; ``again``: and another one start then."""
+        child = self._child
+        self._asked_to_end, self._again = True, again
+        if child is not None:
+            child.ask_to_end()
 
     def _has_ended(self, status: int) -> None:
         """The child has ended; in its own thread."""

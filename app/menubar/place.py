@@ -106,6 +106,14 @@ class Given:
         return named or tls.shown(config.state_path)
 
 
+def settings_now() -> bytes:
+    """The settings as they are written; empty where there are none."""
+    try:
+        return settings.default_path().read_bytes()
+    except OSError:
+        return b""
+
+
 def has_model() -> bool:
     """Whether the settings say which model `baton serve` serves. Raises as ``settings.named``."""
     return bool(settings.named("serve", "model"))

@@ -21,7 +21,7 @@ from app.menubar.follow import Follower, Told
 from app.menubar.layout import Layout
 from app.menubar.logfile import LogFile
 from app.menubar.picture import picture, stepped
-from app.menubar.place import Given, has_model
+from app.menubar.place import Given, has_model, settings_now
 from app.menubar.windows import ErrorWindow, Window
 from app.view.icon import Icon, icon
 from app.view.menu import Action, Around, menu
@@ -93,13 +93,13 @@ class Tray(QObject):
 
     def begin(self) -> None:
         """Show the icon, look for the decoder, and follow it."""
-        self._settings = _settings_now()
+        self._settings = settings_now()
         self._watch()
         self._look_around()
         self._repaint()
         self._lay_out()
         self._icon.show()
-        self._decoder.look()
+        self._look()
         self._follower.start()
 
     def end(self) -> None:
@@ -119,8 +119,8 @@ class Tray(QObject):
             for notice in notices:
                 self._trace("notice", asdict(notice))
                 self._icon.showMessage(notice.title, notice.text, self._icon.icon(), _NOTICE_MS)
-        elif before.standing.state != told.standing.state:
-            self._decoder.look()  # a service may have been stopped
+        if before.standing.state != told.standing.state:
+            self._look()  # a service may have been started or stopped
         if told.standing.state == "absent":
             self._start_once()
         elif told.snapshot is not None:
@@ -138,6 +138,10 @@ class Tray(QObject):
         else:
             self._choose_model()
 
+    def _look(self) -> None:
+        if self._given.url is None:  # elsewhere no service of this machine's matters
+            self._decoder.look()
+
     def _start(self) -> None:
         self._decoder.start()
         self._follower.try_now()
@@ -153,7 +157,8 @@ class Tray(QObject):
             model = has_model() or service is not None
         except ConfigError:
             model = True  # `baton serve` says what is wrong with the file
-        self._around = Around(self._decoder.ours, model, _at_login())
+        here = self._given.url is None
+        self._around = Around(here and self._decoder.ours, here, model, _at_login())
         self._follower.try_now()
         self._changed()
 
@@ -171,13 +176,21 @@ class Tray(QObject):
         timer.timeout.connect(act)
         return timer
 
+    @property
+    def _standing(self) -> Standing:
+        """Where the decoder stands; one that this app has just started does not listen yet."""
+        told = self._told.standing
+        if told.state == "absent" and self._decoder.coming:
+            return Standing("starting", told.url)
+        return told
+
     def _repaint(self) -> None:
         """Show what has changed, if anything has."""
         if not self._dirty:
             return
         self._dirty = False
         self._soon.start()
-        snapshot, standing = self._told.snapshot, self._told.standing
+        snapshot, standing = self._told.snapshot, self._standing
         found = stepped(icon(snapshot, standing))
         if found != self._shown:
             self._shown = found
@@ -192,7 +205,7 @@ class Tray(QObject):
             self._later.start()
 
     def _lay_out(self) -> None:
-        around, standing = self._around, self._told.standing
+        around, standing = self._around, self._standing
         if standing.state != "absent":
             around = replace(around, has_model=True)  # one runs, wherever it has its model from
         items = menu(self._told.snapshot, standing, around, time.time())
@@ -288,19 +301,12 @@ class Tray(QObject):
 
     def _settings_changed(self, *_: str) -> None:
         self._watch()  # a file that was replaced is another one
-        now = _settings_now()
+        now = settings_now()
         if now == self._settings:
             return
         self._settings = now
         self._look_around()
         self._follower.look_again()
-
-
-def _settings_now() -> bytes:
-    try:
-        return settings.default_path().read_bytes()
-    except OSError:
-        return b""
 
 
 def _at_login() -> bool | None:

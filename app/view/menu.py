@@ -58,11 +58,12 @@ class Item:
 @dataclass(frozen=True)
 class Around:
     """What a menu needs to know besides the decoder. ``ours``: this app may stop and restart
-    the decoder, which it started, or whose service it knows; ``login_item`` is ``None`` where
-    there is no such thing.
+    the decoder, which it started, or whose service it knows; ``startable``: it may start one;
+    ``login_item`` is ``None`` where there is no such thing.
     """
 
     ours: bool = False
+    startable: bool = True
     has_model: bool = True
     login_item: bool | None = None
 
@@ -135,7 +136,7 @@ def _decoder(standing: Standing, around: Around) -> tuple[Item, ...]:
     if not around.has_model:
         return (Item("Choose a model…", "choose_model"),)
     if standing.state == "absent":
-        return (Item("Start the decoder", "start"),)
+        return (Item("Start the decoder", "start", enabled=around.startable),)
     return (
         Item("Stop the decoder", "stop", enabled=around.ours),
         Item("Restart the decoder", "restart", enabled=around.ours),

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from app import install
+from app.menubar import decoder as decoder_module
 from app.menubar.decoder import Decoder
 from app.menubar.logfile import LogFile, tail
 from app.service import Installed, manager_missing
@@ -124,6 +125,22 @@ def test_starting_twice_is_starting_once(desk) -> None:
     until(lambda: found.said("ready"))
     time.sleep(0.5)
     assert tail(found.decoder.log.path).count("ready") == 1
+
+
+def test_with_other_settings_starting_is_starting_again(desk, monkeypatch) -> None:
+    settings = [b"port = 1"]
+    monkeypatch.setattr(decoder_module, "settings_now", lambda: settings[0])
+    found = desk()
+    assert not found.decoder.coming
+    found.decoder.start()
+    until(lambda: found.said("ready"))
+    assert found.decoder.coming
+    settings[0] = b"port = 2"
+    assert not found.decoder.coming, "it listens where nobody looks for it any more"
+    found.decoder.start()
+    until(lambda: tail(found.decoder.log.path).count("ready") == 2)
+    assert found.decoder.coming
+    assert not psutil.pid_exists(found.pid(0))
 
 
 def test_one_that_ends_by_itself_is_told_of_with_its_last_words(desk) -> None:

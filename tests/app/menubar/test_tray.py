@@ -190,9 +190,26 @@ def test_a_decoder_that_is_not_ours_cannot_be_stopped(desk: Desk) -> None:
     assert not desk.line("Restart the decoder").isEnabled()
 
 
-def test_ours_can(desk: Desk, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_can_one_elsewhere_although_a_service_runs_here(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Decoder, "ours", True)
     desk.tray._look_around()
+    desk.open()
+    assert not desk.line("Stop the decoder").isEnabled()
+
+
+def test_ours_can(
+    free: Callable[..., Desk],
+    home: Path,
+    calls: Calls,
+    decoder: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says(home, f"port = {decoder.port}", 'model = "m"')
+    monkeypatch.setattr(Decoder, "ours", True)
+    desk = free()
+    spin(lambda: desk.tray._told.snapshot is not None)
     desk.open()
     desk.line("Stop the decoder").trigger()
     desk.line("Restart the decoder").trigger()
@@ -318,6 +335,19 @@ def test_it_starts_a_decoder_where_none_runs_and_once(
     desk.line("Start the decoder").trigger()
     rest(1)
     assert calls == ["start", "start"], "started by itself, and once more because it was chosen"
+
+
+def test_one_that_was_started_and_does_not_listen_yet_is_starting(
+    free: Callable[..., Desk], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(home, f"port = {free_port()}", 'model = "m"')
+    monkeypatch.setattr(Decoder, "coming", True)
+    desk = free()
+    spin(lambda: desk.tray._told.standing.state == "absent")
+    rest(0.4)
+    desk.open()
+    assert desk.texts()[0] == "The decoder starts"
+    assert desk.shown("icon")[-1]["picture"] == "starting"
 
 
 def test_it_attaches_to_one_that_runs(

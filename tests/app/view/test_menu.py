@@ -76,6 +76,11 @@ def test_without_a_decoder_it_can_be_started_and_nothing_copied() -> None:
     assert "stop" not in actions
 
 
+def test_one_elsewhere_cannot_be_started() -> None:
+    actions = by_action(menu(None, Standing("absent", URL), Around(startable=False), NOW))
+    assert not actions["start"].enabled
+
+
 def test_without_a_model_one_is_offered_first() -> None:
     actions = by_action(menu(None, Standing("absent", URL), Around(has_model=False), NOW))
     assert "choose_model" in actions
