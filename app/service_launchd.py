@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from xml.parsers.expat import ExpatError
 
 from app.service import (
     COMMANDS,
@@ -72,7 +73,7 @@ def arguments_in(content: bytes, side: Side) -> tuple[str, ...] | None:
     """The arguments in a list that :func:`property_list` made; ``None`` in any other."""
     try:
         words = plistlib.loads(content)["ProgramArguments"]
-    except (plistlib.InvalidFileException, ValueError, LookupError, TypeError):
+    except (plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError):
         return None
     if not isinstance(words, list) or words[1:3] != ["-m", MODULES[side]]:
         return None

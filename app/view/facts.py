@@ -91,8 +91,10 @@ def size(label: str, value: int | None, path: str, *, note: str = "") -> Fact:
     return Fact(label, words.nbytes(value), path, value, _counted(value), note=note)
 
 
-def text(label: str, value: str, path: str = "", tone: Tone = "plain", note: str = "") -> Fact:
-    """What is no number; empty is a dash."""
+def text(
+    label: str, value: str | None, path: str = "", tone: Tone = "plain", note: str = ""
+) -> Fact:
+    """What is no number; a dash where there is none."""
     return Fact(label, value or words.DASH, path, value, None, tone, note)
 
 

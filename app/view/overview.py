@@ -121,7 +121,7 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 facts.count(
                     "context", decoder.context_tokens, "decoder.context_tokens", note="tokens"
                 ),
-                facts.text("address", decoder.address or "", "decoder.address"),
+                facts.text("address", decoder.address, "decoder.address"),
                 facts.text("started", f"{started:%Y-%m-%d %H:%M}"),
                 facts.count("restarts", decoder.restarts, "decoder.restarts"),
                 facts.text("last fault", decoder.last_fault, "decoder.last_fault"),
@@ -130,7 +130,7 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
         (
             "Identity",
             (
-                facts.text("digest", decoder.identity_digest or "", "decoder.identity_digest"),
+                facts.text("digest", decoder.identity_digest, "decoder.identity_digest"),
                 *components,
             ),
         ),
@@ -150,7 +150,7 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 facts.count("at most", door.streams_limit, "door.streams_limit"),
                 facts.count("API keys", door.keys, "door.keys"),
                 facts.text("a key is", "needed" if door.keys_demanded else "not needed"),
-                facts.text("certificate", door.certificate_sha256 or "", "door.certificate_sha256"),
+                facts.text("certificate", door.certificate_sha256, "door.certificate_sha256"),
             ),
         ),
     )

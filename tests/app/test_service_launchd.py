@@ -39,7 +39,14 @@ def test_arguments_are_read_back_from_our_own_list_alone() -> None:
     content = launchd.property_list(SERVICE, Path("/h"))
     assert launchd.arguments_in(content, "decoder") == AWKWARD
     assert launchd.arguments_in(content, "producer") is None
-    for other in (b"", b"no list", plistlib.dumps({}), plistlib.dumps({"ProgramArguments": "x"})):
+    half = content[: len(content) // 2]
+    for other in (
+        b"",
+        b"no list",
+        half,
+        plistlib.dumps({}),
+        plistlib.dumps({"ProgramArguments": "x"}),
+    ):
         assert launchd.arguments_in(other, "decoder") is None
 
 

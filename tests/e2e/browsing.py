@@ -17,6 +17,8 @@ from playwright.sync_api import (
     ConsoleMessage,
     Page,
     Request,
+    ViewportSize,
+    expect,
     sync_playwright,
 )
 
@@ -25,8 +27,10 @@ CHROMIUM: Final = shutil.which("chromium") or shutil.which("google-chrome")
 PATIENCE_MS: Final = 20_000
 """For what has no limit of its own: pages of a machine that does other things too."""
 
-WIDE: Final = {"width": 1000, "height": 800}
-PHONE: Final = {"width": 390, "height": 844}
+WIDE: Final[ViewportSize] = {"width": 1000, "height": 800}
+PHONE: Final[ViewportSize] = {"width": 390, "height": 844}
+
+expect.set_options(timeout=PATIENCE_MS)
 
 _ON_THIS_MACHINE: Final = ("http", "https", "ws", "wss")
 

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from app import commands
+from tests.e2e.running import until
 
 DEMO = [sys.executable, "-m", "app.cli", "demo"]
 
@@ -75,13 +77,12 @@ def test_it_says_at_once_what_it_does_and_leaves_soon_while_it_loads(
     assert demo.stderr is not None
     assert "producer" in demo.stderr.readline()
     assert "start the producer" in demo.stderr.readline()
-    time.sleep(1.0)
+    until(lambda: len(offspring(demo.pid)) > 0)
     children = offspring(demo.pid)
-    began = time.monotonic()
     os.kill(demo.pid, signal.SIGINT)
     assert demo.stderr.readline() == "stopping…\n"
-    demo.communicate(timeout=60)
-    assert time.monotonic() - began < 5.0, "a producer that loads is not waited for"
+    _, last = demo.communicate(timeout=60)
+    assert "loads the model (" not in last, "a producer that loads is not waited for"
     assert demo.returncode == 130
     assert all_gone(children)
 
@@ -114,22 +115,28 @@ def serving(model: Path, document: Path) -> tuple[subprocess.Popen[str], list[ps
     return demo, children, told
 
 
-def test_a_document_that_is_no_text_is_a_sentence(checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
-    started = time.monotonic()
-    arguments = ["--model", str(checkpoint("llama")), "--document", str(tmp_path / "binary")]
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 78
-    assert "document_unreadable" in done.stderr
-    assert time.monotonic() - started < 30
-
-
-def test_an_empty_document_is_a_sentence(checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "empty").write_text("  \n")
-    arguments = ["--model", str(checkpoint("llama")), "--document", str(tmp_path / "empty")]
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 78
-    assert "document_empty" in done.stderr
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"\xff\xfe\x00\x81", "document_unreadable"), (b"  \n", "document_empty")],
+)
+def test_a_document_without_text_is_a_sentence_before_anything_starts(
+    content: bytes,
+    reason: str,
+    checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = tmp_path / "document"
+    document.write_bytes(content)
+    arguments = ["--model", str(checkpoint("llama")), "--document", str(document)]
+    monkeypatch.setattr(sys, "argv", ["baton", "demo", *arguments])
+    before = offspring(os.getpid())
+    with pytest.raises(SystemExit) as ended:
+        commands.run()
+    assert ended.value.code == 78
+    assert reason in capsys.readouterr().err
+    assert offspring(os.getpid()) == before
 
 
 def test_a_missing_model_is_a_sentence_and_leaves_nothing_running(tmp_path: Path) -> None:

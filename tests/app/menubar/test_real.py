@@ -7,13 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from protocol.status.stream import Full, encode
+from tests.app.menubar.fake import fake
 from tests.app.menubar.screen import (
     WIDTH,
     App,
@@ -24,6 +26,7 @@ from tests.app.menubar.screen import (
     settings,
     settle,
 )
+from tests.app.view.snapshots import IDLE
 from tests.e2e.paired import free_port
 from tests.e2e.running import RunningProducer, until
 
@@ -200,3 +203,90 @@ def open_menu(tray: Screen, name: str) -> None:
     tray.picture(name)
     tray.press("Escape")
     settle(0.2)
+
+
+def choose(app: App, tray: Screen, text: str) -> None:
+    """Open the menu and choose a line by keyboard: those that only tell are passed over."""
+    items = [item for item in app.shown("menu")[-1] if item["enabled"] and item["text"]]
+    place = [item["text"] for item in items].index(text)
+    tray.click(WIDTH - 13, 12, 3)
+    settle()
+    tray.press(*["Down"] * (place + 1), "Return")
+
+
+@pytest.mark.soak
+def test_the_menu_stops_starts_and_moves_the_decoder(
+    tray: Screen, checkpoint, tmp_path: Path
+) -> None:
+    model, ports = checkpoint("llama"), (free_port(), free_port())
+    where = [f'model = "{model}"', "no-disk = true", f'state-dir = "{tmp_path / "decoder"}"']
+    settings(tmp_path, [*where, f"port = {ports[0]}"])
+    url, other = (f"http://127.0.0.1:{port}" for port in ports)
+    with running(App(tray, tmp_path)) as app:
+        app.await_picture("idle")
+        settle(2.5)
+        first = decoders(app)
+        assert len(first) == 1
+        choose(app, tray, "Stop the decoder")
+        app.await_picture("off")
+        assert "trouble" not in [one["picture"] for one in app.shown("icon")]
+        until(lambda: not decoders(app), 20)
+        settle(2.5)
+        choose(app, tray, "Start the decoder")
+        app.await_picture("idle")
+        assert decoders(app) != first
+
+        # Another port: nobody is there, until the decoder is started with it.
+        settings(tmp_path, [*where, f"port = {ports[1]}"])
+        app.await_picture("off")
+        settle(2.5)
+        choose(app, tray, "Start the decoder")
+        app.await_picture("idle")
+        assert httpx.get(f"{other}/ready").status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health")
+
+        # A fault is shown, and what comes after it.
+        decoder = decoders(app)[0]
+        decoder.children()[0].kill()
+        app.await_picture("trouble", "starting")
+        app.await_picture("idle")
+        assert not app.shown("notice")
+        settle(2.5)
+        choose(app, tray, "Quit Baton")
+        assert app.process.wait(60) == 0
+        assert not psutil.pid_exists(decoder.pid)
+        assert not app.shown("error")
+
+
+def decoders(app: App) -> list[psutil.Process]:
+    """The decoders that the app has started."""
+    below = psutil.Process(app.process.pid).children(recursive=True)
+    found: list[psutil.Process] = []
+    for one in below:
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            words = one.cmdline()
+            if "serve" in words and "app.lifeline" not in words:
+                found.append(one)
+    return found
+
+
+@pytest.mark.soak
+def test_idle_it_costs_less_than_a_hundredth_of_a_core(tray: Screen, tmp_path: Path) -> None:
+    with fake() as decoder:
+        decoder.begins_with(IDLE)
+        with running(App(tray, tmp_path, "--url", decoder.url)) as app:
+            app.await_picture("idle")
+            settle(3.0)
+            process, before = psutil.Process(app.process.pid), sum(used(app))
+            for revision in range(1, 4):
+                settle(10.0)
+                decoder.says_raw(encode(Full(at=0.0, snapshot=IDLE)))
+                assert process.num_threads() < 16, revision
+            assert sum(used(app)) - before < 0.01 * 30
+
+
+def used(app: App) -> tuple[float, float]:
+    """The seconds of a core that the app has used."""
+    times = psutil.Process(app.process.pid).cpu_times()
+    return times.user, times.system

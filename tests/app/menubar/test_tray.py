@@ -216,6 +216,21 @@ def test_ours_can(
     assert calls == ["stop", "restart"]
 
 
+def test_one_that_is_asked_to_end_is_in_no_trouble(
+    free: Callable[..., Desk], home: Path, decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(home, f"port = {decoder.port}", 'model = "m"')
+    monkeypatch.setattr(Decoder, "ours", True)
+    desk = free()
+    spin(lambda: [one["picture"] for one in desk.shown("icon")][-1:] == ["idle"])
+    monkeypatch.setattr(Decoder, "ending", True)
+    decoder.says(msgspec.structs.replace(with_engine(IDLE, doing="trouble"), revision=9))
+    spin(lambda: desk.shown("icon")[-1]["picture"] != "idle")
+    assert desk.shown("icon")[-1]["picture"] == "off"
+    desk.open()
+    assert desk.texts()[0] == "The decoder stops"
+
+
 def test_a_decoder_that_is_gone_leaves_no_number_behind(desk: Desk, decoder: Fake) -> None:
     decoder.refusal = (503, "decoder_restarting")
     decoder.hangs_up()

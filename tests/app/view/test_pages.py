@@ -82,7 +82,7 @@ def test_every_number_is_the_snapshots_own(snapshot: Snapshot) -> None:
             there = at(fact.path, told)
             basis = there["basis"] if isinstance(there, dict) else None
             value = there["value"] if isinstance(there, dict) else there
-            assert (value or "") == (fact.value or "") or value == fact.value, fact
+            assert value == fact.value, fact
             assert basis is None or fact.basis == basis, fact
         else:
             assert not isinstance(fact.value, float), f"{fact} comes from nowhere"
