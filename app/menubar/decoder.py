@@ -106,7 +106,7 @@ class Decoder:
 
         self._asked_to_end = False
         self._again = False
-        self._quitting = False
+        self._quitting = self._stopping_service = False
         self._service: Installed | None = None
 
     @property
@@ -124,6 +124,11 @@ class Decoder:
         """Whether a child runs that will listen where the settings say now."""
         started = self._child is not None and not self._asked_to_end
         return started and self._settings == settings_now()
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was asked to end and has not yet: no fault is one now."""
+        return (self._child is not None and self._asked_to_end) or self._stopping_service
 
     def look(self) -> None:
         """Look for the installed service; ``changed`` follows."""
@@ -194,7 +199,7 @@ class Decoder:
         if self._child is not None:
             self._end_child(again=False)
         elif self._service is not None and self._service.runs:
-            install.stop("decoder")
+            self._stop_service()
             self._look()
 
     def _restart(self) -> None:
@@ -203,9 +208,17 @@ class Decoder:
             # The next one cannot have the port before this one has let go of it.
             self._end_child(again=True)
         elif self._service is not None and self._service.runs:
-            install.stop("decoder")
+            self._stop_service()
             install.start("decoder")
             self._look()
+
+    def _stop_service(self) -> None:
+        self._stopping_service = True
+        self._changed()
+        try:
+            install.stop("decoder")
+        finally:
+            self._stopping_service = False
 
     def _end_child(self, *, again: bool) -> None:
         """Have the child end; ``again``: and another one start then."""

@@ -178,8 +178,12 @@ class Tray(QObject):
 
     @property
     def _standing(self) -> Standing:
-        """Where the decoder stands; one that this app has just started does not listen yet."""
+        """Where the decoder stands; one that this app has just started does not listen yet, and
+        what one says that is on its way out is of no interest.
+        """
         told = self._told.standing
+        if self._around.ours and self._decoder.ending:
+            return Standing("stopping", told.url)
         if told.state == "absent" and self._decoder.coming:
             return Standing("starting", told.url)
         return told
