@@ -37,7 +37,8 @@ class Place:
     def context(self) -> ssl.SSLContext | None:
         """What it has to prove; ``None`` without TLS.
 
-        Raises ``ConfigError`` (``certificate_missing``).
+        Raises ``ConfigError``: ``certificate_missing`` (a decoder makes its own at its first
+        start), ``certificate_unusable``.
         """
         if not self.url.startswith("https://"):
             return None
@@ -50,12 +51,13 @@ class Place:
         try:
             context.load_verify_locations(self.certificate)
         except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
             raise ConfigError(
                 f"{self.certificate} is no certificate that can be trusted",
-                reason="certificate_missing",
+                reason="certificate_missing" if missing else "certificate_unusable",
                 field="certificate",
                 found=type(error).__name__,
-                hint="it is made when `baton serve` starts; name another with --url",
+                hint="`baton serve` makes it when it starts; tls-cert in [serve] names another",
             ) from error
         return context
 
@@ -75,7 +77,7 @@ class Given:
         ``address_invalid``.
         """
         keys = self.keys_file()
-        key = None if keys is None else first_key(keys)
+        key = None if keys is None else _sendable(first_key(keys), keys)
         if self.url is not None:
             return Place(base_url(self.url), key, self._certificate_of(self.url))
         url = _url(self.service) or settings.of_the_decoder().get("url", DEFAULT_URL)
@@ -117,6 +119,15 @@ def settings_now() -> bytes:
 def has_model() -> bool:
     """Whether the settings say which model `baton serve` serves. Raises as ``settings.named``."""
     return bool(settings.named("serve", "model"))
+
+
+def _sendable(key: str, file: Path) -> str:
+    """The key, if a header can hold it."""
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"there is no API key in {file}", reason="api_keys_invalid", field="api-keys-file"
+        )
+    return key
 
 
 def _path(text: str) -> Path | None:

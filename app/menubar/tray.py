@@ -72,7 +72,11 @@ class Tray(QObject):
         self._layout = Layout(self._menu, self._act)
         self._icon = QSystemTrayIcon(self)
         self._icon.setContextMenu(self._menu)
-        self._menu.aboutToShow.connect(self._lay_out)
+        self._is_open = False
+        """Qt does not call a menu visible that the desktop itself draws."""
+
+        self._menu.aboutToShow.connect(self._opened)
+        self._menu.aboutToHide.connect(self._closed)
         self._soon = self._timer(REPAINT_MS, self._repaint)
         self._later = self._timer(_CLOSED_MS, self._lay_out)
         self._dirty = False
@@ -203,10 +207,17 @@ class Tray(QObject):
         said = f"{headline(snapshot, standing).text}\n{where(snapshot, standing)}"
         if said != self._icon.toolTip():
             self._icon.setToolTip(said)
-        if self._menu.isVisible():
+        if self._is_open:
             self._lay_out()
         elif not self._later.isActive():
             self._later.start()
+
+    def _opened(self) -> None:
+        self._is_open = True
+        self._lay_out()
+
+    def _closed(self) -> None:
+        self._is_open = False
 
     def _lay_out(self) -> None:
         around, standing = self._around, self._standing

@@ -68,6 +68,10 @@ def test_a_key_is_taken_from_its_file(home: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         Given(api_keys_file=home / "none").place()
     assert refused.value.reason == "api_keys_invalid"
+    other.write_text("schlüssel\n")
+    with pytest.raises(ConfigError) as refused:
+        Given(api_keys_file=other).place()
+    assert refused.value.reason == "api_keys_invalid"
 
 
 def test_this_machines_decoder_shows_its_own_certificate_and_another_one_an_authoritys(
@@ -90,6 +94,12 @@ def test_a_certificate_that_is_not_there_cannot_be_believed(home: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         Given().place().context()
     assert refused.value.reason == "certificate_missing"
+    file = tls.shown(home / "state" / "baton" / "decoder")
+    file.parent.mkdir(parents=True)
+    file.write_text("no certificate")
+    with pytest.raises(ConfigError) as refused:
+        Given().place().context()
+    assert refused.value.reason == "certificate_unusable"
 
 
 def test_settings_that_others_may_write_are_refused(home: Path) -> None:

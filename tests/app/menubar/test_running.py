@@ -106,7 +106,9 @@ def test_a_state_directory_that_cannot_be_written_is_told(tmp_path: Path) -> Non
 
 
 @needs_screen
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
+)
 def test_a_signal_quits_it_and_a_second_app_is_refused(tmp_path: Path, number: int) -> None:
     with screen(tmp_path) as tray, fake() as decoder:
         decoder.begins_with(IDLE)

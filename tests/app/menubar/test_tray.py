@@ -121,11 +121,23 @@ def test_an_open_menu_changes_in_place(desk: Desk, decoder: Fake) -> None:
     busy = with_requests(IDLE, "prefilling_there", IN_HAND)
     decoder.says(msgspec.structs.replace(busy, revision=8))
     spin(lambda: desk.shown("icon")[-1]["picture"] == "prefilling_there")
-    desk.open()
     assert desk.menu.actions()[0] is first
     assert first.text().startswith("Prefilling")
     assert "45 % of 65,535 tokens" in first.text()
     assert desk.shown("icon")[-1]["ring"] == pytest.approx(0.45, abs=1 / 24)
+
+
+def test_a_closed_menu_is_laid_out_less_often(desk: Desk, decoder: Fake) -> None:
+    desk.menu.aboutToHide.emit()
+    before = len(desk.shown("menu"))
+    for step in range(12):
+        told = msgspec.structs.replace(IN_HAND, processed=5_000 * step)
+        busy = with_requests(IDLE, "prefilling_there", told)
+        decoder.says(msgspec.structs.replace(busy, revision=30 + step))
+        rest(0.1)
+    assert len(desk.shown("menu")) <= before + 1
+    desk.open()
+    assert "83 %" in desk.texts()[0], "and is as new as can be when it is opened"
 
 
 def test_a_model_with_an_ampersand_has_it_in_the_menu(qt: QApplication) -> None:
