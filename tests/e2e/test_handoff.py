@@ -39,7 +39,7 @@ def test_a_producer_killed_in_mid_handoff_and_started_again(produce, tmp_path):
         with pytest.raises(TransferError) as caught:
             link.fetch(list(range(1025)), Memory(layout, 0, 1024))
         assert caught.value.reason == "connection_lost"
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 8.0
         until(lambda: link.state.ready)
         with link.fetch(list(range(129)), Memory(layout, 0, 128)) as handoff:
             assert handoff.transferred_bytes == handoff.manifest.payload_bytes

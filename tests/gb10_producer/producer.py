@@ -138,7 +138,7 @@ class Gated(Synthetic):
         return super().prefill(tokens, cut, end, emit, asked, progress, extra)
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = 5.0) -> None:
+def wait_until(true: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait for a condition that another thread brings about."""
     deadline = time.monotonic() + timeout_s
     while not true():

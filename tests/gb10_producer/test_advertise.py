@@ -100,7 +100,7 @@ def test_a_network_that_cannot_be_told_is_logged_and_nothing_else(
     answer.pair(7432)
     began = time.monotonic()
     answer.stop()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
 
 
 def test_one_that_was_never_started_is_stopped_too() -> None:

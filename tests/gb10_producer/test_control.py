@@ -123,7 +123,7 @@ def test_an_unpaired_decoder_is_forgotten_ended_and_not_let_in_again(tmp_path: P
             assert keys_of(peers) == [OTHER.key], "before it is answered"
         began = time.monotonic()
         assert refused(peer.until, Released) == "pairing_revoked"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.0
         wait_until(lambda: producer.jobs == (0, 0))
         assert refused(Control.open, address_of(producer), RECORD) == "tls_failed"
         assert refused(connected, producer, RECORD) == "tls_failed"
@@ -339,7 +339,7 @@ def test_silence_before_the_proof_ends_with_the_handshakes_time(tmp_path: Path) 
         visit = visiting(producer)
         began = time.monotonic()
         wait_until(lambda: producer.connections == (0, 0))
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 8.0
         visit.close()
 
 

@@ -144,7 +144,7 @@ def test_a_removed_decoder_is_ended_and_not_let_in_again(tmp_path: Path, doing: 
         with pytest.raises(BatonError) as told:
             removed.until(Released)
         assert told.value.reason == "pairing_revoked"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.0
         wait_until(lambda: producer.jobs == (0, 0))
         assert refused_by_tls(producer, RECORD)
         source.gate.set()

@@ -390,11 +390,11 @@ def test_clients_that_have_read_their_last_words_are_not_waited_for() -> None:
     farewells.begin([(ours, Owed.END)], STANDING)
     assert heard(theirs) == last_words(Owed.END, STANDING)
     farewells.end()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 1.9
 
 
 def test_a_client_with_no_room_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mac_decoder.farewell._PATIENCE_S", 0.3)
+    monkeypatch.setattr("mac_decoder.farewell._PATIENCE_S", 1.0)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with suppress(BlockingIOError):
@@ -403,9 +403,9 @@ def test_a_client_with_no_room_is_given_up_after_a_while(monkeypatch: pytest.Mon
     farewells = Farewells()
     began = time.monotonic()
     farewells.begin([(ours, Owed.END)], STANDING)
-    assert time.monotonic() - began < 0.2, "it does not wait"
+    assert time.monotonic() - began < 0.8, "it does not wait"
     farewells.end()
-    assert 0.2 < time.monotonic() - began < 3
+    assert 0.8 < time.monotonic() - began < 10
     assert ours.fileno() == -1
     with theirs:
         assert b"error" not in heard(theirs)

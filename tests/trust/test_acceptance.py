@@ -79,12 +79,12 @@ def test_who_answers_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     stop = threading.Event()
 
     def answer(sock: socket.socket) -> None:
-        stop.wait(5.0)
+        stop.wait(20.0)
 
     with answering(answer) as port:
         began = time.monotonic()
         assert refusal(port).reason == "connect_timeout"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15.0
         stop.set()
 
 

@@ -154,14 +154,14 @@ def test_a_producer_that_says_nothing(stage: str, monkeypatch: pytest.MonkeyPatc
             if stage == "secured":
                 sock = context.wrap_socket(sock, server_side=True)
             with sock:
-                done.wait(10.0)
+                done.wait(20.0)
 
         thread = threading.Thread(target=accept)
         thread.start()
         began = time.monotonic()
         address = Address("127.0.0.1", listener.getsockname()[1])
         assert reason(Control.open, address, THEIRS) == "connect_timeout"
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 8.0
         done.set()
         thread.join()
 

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
 def test_headers_come_at_once_and_comments_tell_of_a_long_prefill(
     served: Served, recital: Recital
 ) -> None:
+    there = threading.Event()
+
     async def play(part: Part) -> None:
+        while not there.is_set():
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         for processed in (100, 200, 300):
             part.say(Progress(processed, 400, "remote"))
@@ -72,11 +77,12 @@ def test_headers_come_at_once_and_comments_tell_of_a_long_prefill(
         part.token(recital.heads["greeting"])
         part.end()
 
-    with served(play) as (_, http):
-        began = time.monotonic()
-        with http.stream("POST", CHAT, json=chat(stream=True)) as response:
-            assert time.monotonic() - began < 0.25
-            payloads, comments = events(response.iter_lines())
+    with (
+        served(play) as (_, http),
+        http.stream("POST", CHAT, json=chat(stream=True)) as response,
+    ):
+        there.set()
+        payloads, comments = events(response.iter_lines())
     assert comments[0] == "accepted"
     assert "queued" in comments
     assert "prefill 100/400" in comments

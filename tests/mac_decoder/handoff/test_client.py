@@ -32,7 +32,7 @@ TOKENS = list(range(1, 52))
 END = 50
 
 
-def wait_until(condition, timeout_s: float = 3.0) -> None:
+def wait_until(condition, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -152,7 +152,7 @@ def test_a_small_credit_does_not_stall(make_producer, make_link, credit):
     started = time.monotonic()
     with link.fetch(TOKENS, Memory(LAYOUT, 0, END)) as handoff:
         handoff.committed()
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 4.0
 
 
 def test_a_handoff_that_is_not_committed_is_withdrawn(producer, link):

@@ -40,7 +40,7 @@ def right(peer: Peer, request: Requested) -> None:
     peer.serve()
 
 
-def failing(link, fault_s: float = 4.0) -> BatonError:
+def failing(link, fault_s: float = 10.0) -> BatonError:
     """The error of a fetch, which must come in time and have a reason."""
     shadow = Memory(LAYOUT, 0, END)
     started = time.monotonic()

@@ -250,7 +250,7 @@ def test_a_lock_that_is_never_released_is_told_of_and_tried_again(tmp_path, monk
         with pytest.raises(TransferError) as caught:
             attempt()
         assert caught.value.reason == "state_dir_locked"
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 3.0
     source.retry()
     assert source.failure is not None
     assert source.failure.reason == "state_dir_locked"

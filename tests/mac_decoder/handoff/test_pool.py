@@ -88,7 +88,7 @@ def test_a_name_server_that_hangs_costs_no_more_than_the_deadline(make_link, mon
     with pytest.raises(TransferError) as caught:
         transport.connect("box.example", 1, tls=None, deadline=started + 60, stopped=lambda: True)
     assert caught.value.reason == "link_closed"
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10.0
     released.set()
 
 

@@ -35,7 +35,7 @@ def secured(make_producer, record: PairingRecord, **options) -> TestProducer:
 
 
 def reason_of(link) -> str:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while link.state.name == "connecting":
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -108,11 +108,11 @@ def test_the_caches_figures_are_made_in_another_thread_and_seldom(
 
 def test_figures_that_take_long_hold_up_nobody_else_and_never_go_back() -> None:
     async def work(board: Board, told: Told) -> None:
-        told.slow_s = 0.1
+        told.slow_s = 0.5
         asking = [asyncio.ensure_future(board.now()) for _ in range(2)]
         began = time.monotonic()
         await asyncio.sleep(0.01)
-        assert time.monotonic() - began < 0.09
+        assert time.monotonic() - began < 0.45
         told.kept = {"counters": {"cache_hits": 5}}
         one, two = await asyncio.gather(*asking)
         assert one.snapshot.cache.counters == {"cache_hits": 0}
