@@ -103,6 +103,7 @@ def test_two_machines_with_a_pairing(produce, serve, checkpoint, tmp_path):
     assert decoder.stop() == 0
 
 
+@pytest.mark.soak
 def test_other_weights_on_the_other_side_are_told_and_not_fatal(produce, serve, checkpoint):
     producer = produce(
         *("--model", str(checkpoint("llama", seed=1)), "--port", "0", "--device", "cpu"), key=KEY

@@ -66,7 +66,7 @@ def registry(mac: Mac) -> Peers:
     return DecoderConfig(model="", state_dir=str(mac.state), secrets="file").peers()
 
 
-def test_from_a_code_to_a_prompt_that_the_other_machine_prefills(
+def test_from_a_code_to_a_prompt_that_the_other_machine_prefills_and_to_being_forgotten(
     machines: tuple[Box, Mac],
 ) -> None:
     box, mac = machines
@@ -92,6 +92,17 @@ def test_from_a_code_to_a_prompt_that_the_other_machine_prefills(
     for log in (mac.decoder.log, said, again):
         assert code not in log
         assert code.replace(" ", "-") not in log
+
+    # A decoder that was forgotten is refused, and goes on alone.
+    box.produce("--forget", "mac")
+    until(lambda: mac.listed()[0]["state"] in ("down", "refused"))
+    found, _ = source(mac, CHAT, reuse=False)
+    assert found == "local"
+    (peer,) = registry(mac).all().peers
+    assert refusal(peer) == "tls_failed"
+    said = mac.node("remove", "gb10", asks=False)
+    assert "tls_failed" in said
+    assert mac.listed() == []
 
 
 @pytest.mark.soak
@@ -133,23 +144,6 @@ def test_a_new_key_a_new_comparison_and_the_end_leave_the_caches(
         assert source(mac, CHAT) == ("durable", choices)
     finally:
         once_more.close()
-
-
-def test_a_decoder_that_was_forgotten_is_refused_and_goes_on_alone(
-    machines: tuple[Box, Mac],
-) -> None:
-    box, mac = machines
-    paired(box, mac)
-    assert source(mac, CHAT, reuse=False)[0] == "remote"
-    box.produce("--forget", "mac")
-    until(lambda: mac.listed()[0]["state"] in ("down", "refused"))
-    found, _ = source(mac, CHAT, reuse=False)
-    assert found == "local"
-    (peer,) = registry(mac).all().peers
-    assert refusal(peer) == "tls_failed"
-    said = mac.node("remove", "gb10", asks=False)
-    assert "tls_failed" in said
-    assert mac.listed() == []
 
 
 def refusal(peer: Peer) -> str:

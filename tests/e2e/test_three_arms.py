@@ -128,7 +128,7 @@ OFF_THE_GRID = [Case(WINDOW + 5, WINDOW + rest, WINDOW) for rest in (6, WINDOW, 
 @pytest.mark.parametrize(
     ("name", "cases"),
     [
-        ("muse_glimmer", [*EVERYWHERE[::2], *OFF_THE_GRID[:1], *answers(16)]),
+        ("muse_glimmer", [*EVERYWHERE[::3], *OFF_THE_GRID[:1], *answers(16)]),
         pytest.param("lfm2", answers(32), marks=pytest.mark.soak),
         *(
             pytest.param(name, [*EVERYWHERE, *OFF_THE_GRID, *answers(256)], marks=pytest.mark.soak)
