@@ -146,6 +146,8 @@ class Nodes:
             peer = kept.get(fingerprint)
             # A file that cannot be read any more says nothing about its peer.
             gone = peer is None and fingerprint.hex() not in faults
+            if peer is not None:
+                paired.gate.called = peer.name
             if gone or (peer is not None and not paired.serves(peer)):
                 del self._paired[fingerprint]
                 paired.gate.close()
@@ -171,9 +173,9 @@ class Nodes:
                 raise  # it is looked at again
             self._tell(peer.fingerprint.hex(), error.reason, error.message)
             return None
-        return self._gate(url_of(peer.address), trust, peer.fingerprint)
+        return self._gate(url_of(peer.address), trust, peer.fingerprint, peer.name)
 
-    def _gate(self, url: str, trust: Trust, fingerprint: bytes | None) -> Gate:
+    def _gate(self, url: str, trust: Trust, fingerprint: bytes | None, called: str = "") -> Gate:
         pairing = trust.pairing
         path = self._config.state_path / "generations.json"
         numbers = Generations(path, pairing.key, pairing.epoch)
@@ -182,7 +184,7 @@ class Nodes:
         except TransferError as error:
             log.warning("no handoffs for now (%s): %s", error.reason, error.message)
         producer = Producer(url, trust, self._checkpoint.identity, self._checkpoint.layout)
-        return Gate(ProducerLink(producer, numbers), fingerprint)
+        return Gate(ProducerLink(producer, numbers), fingerprint, called)
 
     def _tell(self, name: str, reason: str, message: str) -> None:
         """Log what is wrong with a peer's file, or with all of them, once while it lasts."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from app.view import facts, words
+from app.view.exact import exactly
 from app.view.facts import Badge, Fact, Tone
 from app.view.reasons import meaning
 from mac_decoder.housekeeping.conversations import Conversation, Conversations, Held, ShownCut
@@ -79,12 +80,6 @@ class Doing:
     tone: Tone
     running: bool
     share: float | None
-
-
-def exactly(nbytes: int) -> str:
-    """Bytes to the last one, with a size that can be read: "1,234,567 bytes (1.2 MB)"."""
-    exact = words.counted(nbytes, "byte")
-    return exact if nbytes < 1000 else f"{exact} ({words.human_bytes(nbytes)})"
 
 
 def conversations(found: Conversations, now: float) -> Overview:

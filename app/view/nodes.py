@@ -26,9 +26,12 @@ NO_PRODUCER: Final = "No producer: every prompt is prefilled here"
 
 @dataclass(frozen=True)
 class Producer:
-    """One producer. ``line`` says all of it shortly."""
+    """One producer. ``name`` is its address, ``called`` what people call it; ``line`` says all
+    of it shortly.
+    """
 
     name: str
+    called: str
     state: Badge
     line: str
     detail: str
@@ -48,19 +51,20 @@ def producers(snapshot: Snapshot, now: float) -> tuple[Producer, ...]:
 def line(node: Node) -> str:
     """``gb10: ready, 2,100 tokens/s, 1.2 GB/s``, or what is wrong with it."""
     if node.state != "ready":
-        return f"{node.name}: {node.state}{f' ({node.reason})' if node.reason else ''}"
+        return f"{node.called}: {node.state}{f' ({node.reason})' if node.reason else ''}"
     rates = (
         words.figure(node.compute_tokens_per_s, "tokens/s"),
         words.figure_bytes(node.wire_bytes_per_s, "/s"),
     )
     told = ["prefilling" if node.fetching else "ready"]
     told += [rate for rate in rates if rate != words.DASH]
-    return f"{node.name}: {', '.join(told)}"
+    return f"{node.called}: {', '.join(told)}"
 
 
 def _producer(node: Node, path: str, now: float) -> Producer:
     return Producer(
         node.name,
+        node.called,
         Badge(node.state, TONES[node.state], node.reason),
         line(node),
         node.detail or meaning(node.reason),

@@ -66,7 +66,7 @@ def _producers(memory: Memory, snapshot: Snapshot, now: float, told: list[Notice
         if node.state == "ready":
             ready.add(name)
             if name in memory.lost:
-                told.append(Notice("producer_back", f"{shown(node)} is back", _BACK))
+                told.append(Notice("producer_back", f"{node.called} is back", _BACK))
         elif name in memory.ready:
             ready.add(name)
             since = memory.missing.get(name, now)
@@ -76,7 +76,7 @@ def _producers(memory: Memory, snapshot: Snapshot, now: float, told: list[Notice
                 missing[name] = since
                 if now - since >= ABSENCE_S:
                     lost.add(name)
-                    told.append(Notice("producer_lost", f"{shown(node)} is gone", _why(node)))
+                    told.append(Notice("producer_lost", f"{node.called} is gone", _why(node)))
     return replace(memory, ready=frozenset(ready), missing=missing, lost=frozenset(lost))
 
 
@@ -99,8 +99,3 @@ _NO_MORE: Final = (
 def _why(node: Node) -> str:
     reason = f" ({node.reason})" if node.reason else ""
     return f"Prompts are prefilled on this machine until it is back{reason}."
-
-
-def shown(node: Node) -> str:
-    """What a producer is called: its link's name without scheme and port."""
-    return node.name.partition("://")[2].rpartition(":")[0].strip("[]") or node.name

@@ -124,7 +124,7 @@ def sentence(request: InHand, nodes: Nodes) -> str:
     """What a request does, in a few words: "prefilling on gb10, 45 % of 65,535 tokens"."""
     stage = _STAGES[request.stage][0]
     if request.stage == "prefilling_there":
-        where = ", ".join(node.name for node in nodes.producers if node.fetching)
+        where = ", ".join(node.called for node in nodes.producers if node.fetching)
         stage = f"prefilling on {where}" if where else stage
     if request.stage in ("prefilling_here", "prefilling_there"):
         return f"{stage}, {_progress(request)}"

@@ -40,9 +40,12 @@ def nbytes(value: int | None) -> str:
 
 
 def plain(value: float, unit: str = "") -> str:
-    """A number in about three digits, with its unit."""
-    digits = 0 if abs(value) >= 100 else 1
-    return f"{value:,.{digits}f}{' ' + unit if unit else ''}"
+    """A number in about three digits, with its unit; a small one in two that count."""
+    if 0 < abs(value) < 0.095:
+        text = f"{value:.2g}"
+    else:
+        text = f"{value:,.{0 if abs(value) >= 100 else 1}f}"
+    return f"{text} {unit}" if unit else text
 
 
 def figure(known: Figure, unit: str = "") -> str:

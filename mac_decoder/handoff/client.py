@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
+from urllib.parse import urlsplit
 
 from mac_decoder.engine.rates import Average
 from mac_decoder.handoff.connection import Connection, Producer
@@ -74,6 +75,7 @@ class ProducerLink:
         self._lock = threading.Lock()
         self._compute = self._wire = Average()
         self.name = producer.url
+        self.called = urlsplit(producer.url).netloc
         self._layout = producer.layout
         self._handoffs = self._resumed = 0
         self._failures: Counter[str] = Counter()

@@ -128,7 +128,12 @@ class Link(Protocol):
 
     @property
     def name(self) -> str:
-        """What people know the producer by: its address."""
+        """The producer's address, which no other has."""
+        ...
+
+    @property
+    def called(self) -> str:
+        """What people call it."""
         ...
 
     @property
@@ -186,6 +191,7 @@ def described(link: Link) -> dict[str, object]:
     state, rates = link.state, link.rates
     return {
         "name": link.name,
+        "called": link.called,
         "state": state.name,
         "reason": state.reason,
         "detail": state.detail,

@@ -33,11 +33,14 @@ class Standing:
 class Gate:
     """See ``link.Link``. The link as it is where no qualification is asked for."""
 
-    def __init__(self, link: ProducerLink, fingerprint: bytes | None) -> None:
-        """``fingerprint`` is that of the producer's certificate; ``None``: it needs no verdict."""
+    def __init__(self, link: ProducerLink, fingerprint: bytes | None, called: str = "") -> None:
+        """``fingerprint`` is that of the producer's certificate; ``None``: it needs no verdict.
+        ``called`` is what people call it, if not by its address.
+        """
         self.link = link
         self.fingerprint = fingerprint
         self.name = link.name
+        self.called = called or link.called
         self._lock = threading.Lock()
         self._standing = Standing()
 

@@ -124,6 +124,7 @@ def _node(link: Mapping[str, Any], asked: Mapping[str, Any]) -> Node:
     past, rates = link["qualified"], asked.get("rates", {})
     return Node(
         name=link["name"],
+        called=link["called"],
         state=link["state"],
         reason=link["reason"],
         detail=link["detail"],

@@ -186,11 +186,13 @@ class Qualified(_Section, frozen=True):
 
 
 class Node(_Section, frozen=True):
-    """A producer. ``reason`` is a stable code, empty when ready; ``detail`` is for people.
+    """A producer. ``called`` is what people call it, ``name`` its address, which no other has.
+    ``reason`` is a stable code, empty when ready; ``detail`` is for people.
     ``asked_from_tokens`` is the prompt length from which it is worth asking, ``null`` if none.
     """
 
     name: str
+    called: str
     state: LinkName
     reason: str
     detail: str

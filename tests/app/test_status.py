@@ -78,7 +78,7 @@ SNAPSHOT = msgspec.structs.replace(
             cache_bytes_reserved=42_000_000,
             cache_bytes_limit=11_800_000_000,
         ),
-        name="wss://box:7431",
+        called="box",
         state="refused",
         reason="weights_differ",
         detail="its checkpoint differs in weights, tokenizer; copy it",
@@ -169,7 +169,7 @@ def test_the_summary_is_text_and_json_is_raw() -> None:
         "restarts 1, the last after signal SIGABRT",
         "3 open of at most 80 (1 waiting, 2 decode)",
         "12 stop, 1 length; 1,234 tokens generated",
-        "wss://box:7431: refused (weights_differ): its checkpoint differs in weights, tokenizer; "
+        "box: refused (weights_differ): its checkpoint differs in weights, tokenizer; "
         "copy it; tried 3 times",
         "2 received; failed: 1 connection_lost",
         "4 producer_down (prefilled here instead)",

@@ -148,12 +148,13 @@ def test_it_serves_restarts_after_an_abort_and_stops(decoder, checkpoint):
     first = running.child().pid
     with ThreadPoolExecutor(1) as threads:
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-        asking = partial(client.chat.completions.create, model=name, max_tokens=2000)
-        waiting = threads.submit(asking, messages=CHAT["messages"])
-        stream = iter(asking(messages=CHAT["messages"], stream=True))
+        # Drawn at random, an end would come soon and to anybody.
+        asking = partial(client.chat.completions.create, model=name, max_tokens=2000, **CHAT)
+        waiting = threads.submit(asking)
+        stream = iter(asking(stream=True))
         for _ in range(5):
             assert next(stream).choices
-        until(lambda: running.get("/status").json()["engine"]["open"] == 2, 10)
+        until(lambda: running.get("/status").json()["engine"]["open"] == 2)
         os.kill(first, signal.SIGABRT)
         with pytest.raises(openai.APIError) as told:
             list(stream)

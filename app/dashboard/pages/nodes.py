@@ -303,7 +303,7 @@ def _adding(may_manage: bool) -> Html:
 
 
 def _node(one: Producer, known: _Known | None, may_manage: bool) -> Html:
-    name = known.peer.name if known is not None else one.name
+    name = known.peer.name if known is not None else one.called
     return tag(
         "article",
         tag(
@@ -313,7 +313,7 @@ def _node(one: Producer, known: _Known | None, may_manage: bool) -> Html:
             tag("code", one.name, class_="id") if name != one.name else NOTHING,
             class_="badges",
         ),
-        tag("p", one.line.removeprefix(f"{one.name}: "), class_="title"),
+        tag("p", one.line.removeprefix(f"{one.called}: "), class_="title"),
         tag("p", one.detail, class_="none") if one.detail else NOTHING,
         parts.facts(one.facts, "facts two"),
         tag("h3", "Latest comparison"),

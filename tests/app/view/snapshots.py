@@ -86,7 +86,8 @@ FINISHED = Finished(
 )
 
 READY = Node(
-    name="gb10",
+    name="wss://gb10.local:7431",
+    called="gb10",
     state="ready",
     reason="",
     detail="",

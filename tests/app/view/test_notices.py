@@ -84,12 +84,12 @@ def test_a_decoder_that_starts_again_is_no_news() -> None:
 
 
 def test_each_of_two_producers_is_told_of_by_its_own_name() -> None:
-    other = msgspec.structs.replace(READY, name="wss://10.0.0.7:7431")
+    other = msgspec.structs.replace(READY, name="wss://10.0.0.7:7431", called="other")
     both = msgspec.structs.replace(IDLE, nodes=Nodes((READY, other)))
     gone = msgspec.structs.replace(other, state="refused", reason="weights_differ")
     one = msgspec.structs.replace(IDLE, nodes=Nodes((READY, gone)))
     found = told((0, both), (1, one), (20, one))
-    assert [notice.title for notice in found] == ["10.0.0.7 is gone"]
+    assert [notice.title for notice in found] == ["other is gone"]
 
 
 def test_a_full_disk_is_told_of_and_not_again_for_a_while() -> None:

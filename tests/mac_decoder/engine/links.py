@@ -65,6 +65,7 @@ class CopyingLink:
     extra_cuts: int = 0
     qualified: None = None
     name: str = "copies"
+    called: str = "a copier"
     state: LinkState = field(default_factory=lambda: LinkState("ready"))
     rates: Rates = field(default_factory=Rates)
     raises: BaseException | None = None

@@ -14,6 +14,7 @@ from protocol.status.snapshot import Cache, Figure, LinkName, Nodes
 
 LINK: dict[str, Any] = {
     "name": "wss://box:1",
+    "called": "box",
     "state": "ready",
     "reason": "",
     "detail": "cuda",

@@ -55,7 +55,7 @@ def test_no_field_is_for_text_of_clients() -> None:
         *("weights", "revision", "quantisation", "adapter"),  # Identity
         *("tokenizer", "template", "context", "engine"),
         *("id", "route", "code"),  # made here
-        *("name", "reason", "detail", "where"),  # of producers and layers
+        *("name", "called", "reason", "detail", "where"),  # of producers and layers
         *("fault", "certificate_sha256"),
     }
     assert set(_texts(SCHEMA["$defs"])) == ours
