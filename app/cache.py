@@ -9,10 +9,11 @@ import typer
 from rich.markup import escape
 
 from app.cache_delete import carry_out, confirm, identity_of, parsed_size
-from app.cache_figures import bar, exactly, figures, print_figures, print_section, say_if_empty
+from app.cache_figures import bar, figures, print_figures, print_section, say_if_empty
 from app.cache_place import CacheDir, Place, StateDir
 from app.status import DEFAULT_URL, fetch_status
 from app.terminal import err, out, print_json
+from app.view.exact import exactly
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
 from mac_decoder.store.sweep import Pace

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import typer
 
-from app.cache_figures import bar, exactly, say_if_empty
+from app.cache_figures import bar, say_if_empty
 from app.cache_place import Place
 from app.terminal import out, print_json
+from app.view.exact import exactly
 from mac_decoder.config import size
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from app.cache_place import Place
 from app.terminal import out, progress
+from app.view.exact import exactly
 from app.view.words import human_bytes
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.limits import default_limits
@@ -102,12 +103,6 @@ def _table(title: str) -> Table:
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     return table
-
-
-def exactly(nbytes: int) -> str:
-    """Bytes to the last one, with a size that can be read: "1,234,567 bytes (1.2 MB)"."""
-    exact = f"{nbytes:,} bytes"
-    return exact if nbytes < 1000 else f"{exact} ({human_bytes(nbytes)})"
 
 
 @contextmanager

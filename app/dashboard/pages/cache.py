@@ -22,6 +22,7 @@ from app.dashboard.pages.markup import NOTHING, Html, joined, tag
 from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
 from app.view import keeping
 from app.view.cache import Event, cache
+from app.view.exact import exactly
 from app.view.facts import Fact
 from app.view.keeping import Doing, Kept, Overview
 from mac_decoder.config import size
@@ -206,7 +207,7 @@ class CachePage:
 
     def _ask_to_verify(self, house: Housekeeping) -> Change:
         durable = self._cache.durable if self._cache is not None else None
-        size_text = keeping.exactly(durable.on_disk) if durable is not None else "everything"
+        size_text = exactly(durable.on_disk) if durable is not None else "everything"
         self._asked = house.verify
         return (
             "open",
@@ -225,7 +226,7 @@ class CachePage:
         except argparse.ArgumentTypeError:
             return ("open", _prune_form(wrong="That is no size: type 500MB, 20GB or 8GiB."))
         gone = await house.would_prune(to_bytes)
-        title = f"Prune to {keeping.exactly(to_bytes)}?"
+        title = f"Prune to {exactly(to_bytes)}?"
         return self._ask(title, "Prune", gone, partial(house.prune, to_bytes))
 
     def _ask(self, title: str, verb: str, gone: Gone, begin: Begin) -> Change:

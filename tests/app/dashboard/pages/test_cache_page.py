@@ -1,0 +1,163 @@
+"""Keeping house from the page: asked first, in exact figures, and only by who may."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from app.dashboard.pages.cache import CachePage
+from mac_decoder.housekeeping.house import Gone
+from mac_decoder.housekeeping.operations import Operation
+from mac_decoder.store.verify import Verified
+from protocol.errors import RequestError
+from tests.app.dashboard.pages.drawing import Looking, seen
+from tests.app.view.snapshots import IDLE
+
+pytestmark = pytest.mark.anyio
+
+GONE = Gone(files=12, nbytes=1_234_567, cuts=2, memory_bytes=999)
+
+
+class House:
+    """Notes what it is asked to do."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+        self.latest: Operation[Any] | None = None
+
+    async def would_clear(self) -> Gone:
+        return GONE
+
+    async def would_prune(self, to_bytes: int) -> Gone:
+        return GONE
+
+    async def would_forget(self, conversation: str) -> Gone:
+        if conversation != "known":
+            raise RequestError("no such conversation is kept", reason="conversation_unknown")
+        return GONE
+
+    def clear(self) -> Operation[Any]:
+        return self._begin("clear")
+
+    def prune(self, to_bytes: int) -> Operation[Any]:
+        return self._begin("prune", to_bytes)
+
+    def forget(self, conversation: str) -> Operation[Any]:
+        return self._begin("forget", conversation)
+
+    def verify(self) -> Operation[Any]:
+        return self._begin("verify")
+
+    def _begin(self, kind: Any, *of: Any) -> Operation[Any]:
+        self.done.append((kind, *of))
+        self.latest = Operation(kind)
+        return self.latest
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+@pytest.fixture
+def page(house: House) -> CachePage:
+    made = CachePage(cast(Any, house))
+    made.draw(seen(IDLE))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "question", "done"),
+    [
+        ({"do": "clear"}, "Clear everything?", ("clear",)),
+        ({"do": "prune-to", "size": "2 GB"}, "Prune to 2,000,000,000 bytes", ("prune", 2 * 10**9)),
+        ({"do": "forget", "id": "known"}, "Forget this conversation?", ("forget", "known")),
+    ],
+)
+async def test_a_deletion_is_confirmed_first(
+    page: CachePage, house: House, said: dict[str, Any], question: str, done: tuple[Any, ...]
+) -> None:
+    looking = Looking(manages=True)
+    await page.act(said, looking)
+    (asked,) = looking.last("open")
+    assert question in asked
+    assert "12 files, 1,234,567 bytes (1.2 MB) on disk; 2 cuts, 999 bytes in memory" in asked
+    assert house.done == []
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == [done]
+    # Once is once.
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == [done]
+    page.close()
+
+
+async def test_a_question_that_was_left_is_not_confirmed_later(
+    page: CachePage, house: House
+) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "clear"}, looking)
+    await page.act({"do": "closed"}, looking)
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == []
+    assert "not_confirmed" in looking.last("open")[0]
+
+
+@pytest.mark.parametrize(
+    "does", ["verify", "prune", "prune-to", "forget", "clear", "confirmed", "cancel-operation"]
+)
+async def test_who_may_not_manage_gets_nothing_done(
+    page: CachePage, house: House, does: str
+) -> None:
+    looking = Looking()
+    await page.act({"do": does, "id": "known", "size": "1"}, looking)
+    assert house.done == []
+    (refused,) = looking.last("open")
+    assert "may_not_manage" in refused
+    assert "baton dashboard" in refused.lower()
+
+
+async def test_a_right_that_ends_meanwhile_ends_the_deletion(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "clear"}, looking)
+    looking.manages = False
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == []
+
+
+async def test_what_is_no_size_is_asked_again(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "prune-to", "size": "much"}, looking)
+    assert "That is no size" in looking.last("open")[0]
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == []
+
+
+async def test_an_error_is_told_with_its_reason(page: CachePage) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "forget", "id": "gone"}, looking)
+    assert "conversation_unknown" in looking.last("open")[0]
+
+
+async def test_an_operation_is_followed_to_its_end(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "verify"}, looking)
+    await page.act({"do": "confirmed"}, looking)
+    operation = house.latest
+    assert operation is not None
+    operation.tell(50, 200)
+    await asyncio.sleep(0.4)
+    assert 'value="0.25"' in looking.last("set")[1]
+    operation.end(Verified(files=3, nbytes=200))
+    await asyncio.sleep(0.4)
+    assert "read 3 files, 200 bytes: all is well" in looking.last("set")[1]
+
+
+def test_who_may_not_is_told_how(page: CachePage) -> None:
+    html = page.body(page.draw(seen(IDLE)))
+    assert "baton dashboard" in html
+    assert 'data-do="clear" disabled' in html
+    assert "baton dashboard" not in page.body(page.draw(seen(IDLE, may_manage=True)))

@@ -1,0 +1,86 @@
+"""Pairing from the page: only by who may, and every error with what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import node_pairing
+from app.dashboard.pages import nodes
+from app.dashboard.pages.nodes import NodesPage
+from app.discovery import Seen
+from protocol.errors import TransferError
+from protocol.pairing.words import WORDS
+from tests.app.dashboard.pages.drawing import Looking, seen
+from tests.app.view.snapshots import IDLE
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> NodesPage:
+    made = NodesPage(tmp_path, "file")
+    made.draw(seen(IDLE))
+    return made
+
+
+@pytest.mark.parametrize(
+    "does", ["add", "discover", "pair", "qualify", "rotate", "remove", "confirmed"]
+)
+async def test_who_may_not_manage_gets_nothing_done(
+    page: NodesPage, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    for name in ("pair", "end", "renew", "target_of"):
+        monkeypatch.setattr(node_pairing, name, None)
+    looking = Looking()
+    await page.act({"do": does, "host": "10.0.0.1", "words": "", "nodeLink": "gb10"}, looking)
+    assert "may_not_manage" in looking.last("open")[0]
+
+
+async def test_a_slip_costs_nothing_and_is_told(
+    page: NodesPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pairing, "target_of", None)
+    looking = Looking(manages=True)
+    await page.act({"do": "add"}, looking)
+    await page.act({"do": "pair", "host": "10.0.0.1", "words": "one two three"}, looking)
+    assert "code_malformed" in looking.last("open")[0]
+
+
+async def test_why_pairing_failed_is_told_with_a_hint(
+    page: NodesPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise TransferError("another code", reason="code_differs", hint="type the next one")
+
+    monkeypatch.setattr(nodes, "read_code", lambda typed: typed)
+    monkeypatch.setattr(node_pairing, "pair", refused)
+    looking = Looking(manages=True)
+    await page.act({"do": "add"}, looking)
+    await page.act({"do": "pair", "host": "10.0.0.1", "words": WORDS[0]}, looking)
+    (shown,) = looking.last("open")
+    assert "code_differs" in shown
+    assert "Type the next one." in shown
+    assert "Pairing with 10.0.0.1" in str(looking.told[-2])
+
+
+async def test_who_answers_can_be_chosen(page: NodesPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Seen("attic", "10.0.0.7", 7431, 7432, "a-model"), Seen("v6", "fe80::1", 1, 0, "")]
+    monkeypatch.setattr(nodes, "browse", lambda: answers)
+    looking = Looking(manages=True)
+    await page.act({"do": "add"}, looking)
+    await page.act({"do": "discover"}, looking)
+    (shown,) = looking.last("open")
+    assert 'data-with="10.0.0.7:7432"' in shown
+    assert shown.count("No code is open there") == 1
+
+
+async def test_a_producer_that_is_not_paired_cannot_be_removed(page: NodesPage) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "remove", "nodeLink": "gb10"}, looking)
+    assert "node_not_found" in looking.last("open")[0]
+    html = page.body(page.draw(seen(IDLE, may_manage=True)))
+    assert "Not paired" in html
+    assert 'data-node="gb10"' in html

@@ -1,0 +1,126 @@
+"""What is kept and what is done about it reads as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.view import keeping
+from mac_decoder.housekeeping.conversations import Conversation, Conversations, ShownCut, Span
+from mac_decoder.housekeeping.house import Gone
+from mac_decoder.housekeeping.operations import Operation
+from mac_decoder.store.catalogue import Footprint, Foreign
+from mac_decoder.store.ledger import Tally
+from mac_decoder.store.verify import Bad, Verified
+from protocol.errors import CapacityError
+from tests.app.view.snapshots import NOW
+
+pytestmark = pytest.mark.anyio
+
+CUT = ShownCut(
+    449, "turn", ("live", "durable"), "published", "", False, True, 465_800, NOW - 60, None
+)
+TALK = Conversation(
+    id="c1",
+    position=449,
+    tiers=("live", "durable"),
+    cuts=(CUT,),
+    made_at=NOW - 60,
+    used_at=NOW - 30,
+    referenced_bytes=2_400_000,
+    own_bytes=2_000_000,
+    memory_bytes=0,
+    memory_own_bytes=0,
+    live_bytes=532_480,
+    spans=(Span(0, 432, "producer", "cuda", "bfloat16", 512),),
+    spans_not_shown=0,
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def test_a_conversation() -> None:
+    found = keeping.conversations(Conversations((TALK,), 2, Foreign(1, 3, 1_000)), NOW)
+    (one,) = found.shown
+    assert (one.title, one.size, one.used) == ("449 tokens", "2.4 MB", "30 s ago")
+    assert [tier.text for tier in one.tiers] == ["live", "disk"]
+    assert {fact.label: fact.text for fact in one.facts}["shared"] == "400,000 bytes (400.0 kB)"
+    (cut,) = one.cuts
+    assert (cut.position, cut.why, cut.tiers, cut.state) == (
+        "449",
+        "end of a turn",
+        ("live", "disk"),
+        "published",
+    )
+    assert (cut.note, cut.used) == ("rows of more than one recipe, needed by others", "–")
+    assert one.made_by == ("0 to 432: producer, cuda, bfloat16",)
+    assert found.rest == ("2 more conversations; 3 cuts of 1 other model, 1,000 bytes (1.0 kB)")
+
+
+def test_a_walk_of_the_disk_is_another_number_than_the_books() -> None:
+    kinds = {"blocks": Tally(2, 900), "index": Tally(0, 0)}
+    found = keeping.footprint(Footprint(kinds, Tally(2, 900), 800, 700), 0.012)
+    assert [(fact.label, fact.text) for fact in found] == [
+        ("disk footprint", "900 bytes"),
+        ("files", "2"),
+        ("walked in", "12 ms"),
+        ("blocks", "2 files, 900 bytes"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gone", "text"),
+    [
+        (Gone(1, 5), "1 file, 5 bytes on disk"),
+        (Gone(cuts=1, memory_bytes=9), "0 files, 0 bytes on disk; 1 cut, 9 bytes in memory"),
+        (
+            Gone(live=2, live_bytes=1),
+            "0 files, 0 bytes on disk; 2 live sequences, 1 byte in the engine",
+        ),
+        (Gone(publications=1), "0 files, 0 bytes on disk; 1 cut on the way to the disk"),
+    ],
+)
+def test_a_deletion_is_counted_to_the_byte(gone: Gone, text: str) -> None:
+    assert keeping.deletion(gone) == text
+
+
+async def test_how_far_an_operation_is() -> None:
+    running: Operation[Any] = Operation("prune")
+    assert keeping.operation(running).share is None
+    running.tell(25, 100)
+    found = keeping.operation(running)
+    assert (found.title, found.share, found.running) == ("Pruning", 0.25, True)
+    running.end(Gone(1, 5))
+    found = keeping.operation(running)
+    assert (found.title, found.text, found.tone) == (
+        "Pruned",
+        "deleted 1 file, 5 bytes on disk",
+        "good",
+    )
+
+
+async def test_what_was_wrong_is_said_and_looks_like_it() -> None:
+    done: Operation[Any] = Operation("verify")
+    done.end(Verified(2, 10, 0, [Bad("blocks/x", "digest_differs")]))
+    found = keeping.operation(done)
+    assert (found.text, found.tone) == (
+        "read 2 files, 10 bytes: 1 file set aside (digest_differs)",
+        "bad",
+    )
+
+
+async def test_a_failure_and_a_stop() -> None:
+    failed: Operation[Any] = Operation("clear")
+    failed.end(error=CapacityError("no room", reason="cap_reached", hint="make some"))
+    found = keeping.operation(failed)
+    assert (found.title, found.text) == ("Clearing failed", "no room (cap_reached): make some")
+    stopped: Operation[Any] = Operation("prune")
+    stopped.cancel()
+    stopped.end(Gone(1, 5))
+    found = keeping.operation(stopped)
+    assert (found.title, found.tone, found.running) == ("Pruning was cancelled", "warn", False)
+    assert found.text == "deleted 1 file, 5 bytes on disk"
