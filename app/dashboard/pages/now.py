@@ -191,7 +191,7 @@ def _producers(found: tuple[Producer, ...]) -> Html:
                     "li",
                     tag("i", class_="dot", aria_hidden="true", data_tone=one.state.tone),
                     one.line,
-                    data_node=one.name,
+                    data_node=one.called,
                 )
                 for one in found
             ),
