@@ -72,7 +72,7 @@ class RequestsPage(Still):
                 class_="filters",
             ),
             table,
-            tag("p", "No request fits.", class_="none", data_none=True, hidden=True),
+            tag("p", "No request to show.", class_="none", data_none=True, hidden=True),
             aria_label="Requests that have ended",
         )
 
