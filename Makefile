@@ -16,6 +16,8 @@ PRELOAD := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS))
 # Test processes side by side; each loads both frameworks. One more than there are cores to measure it on:
 # tests wait for processes, clocks and disks.
 WORKERS ?= 3
+# Else each of the hundred processes that tests start would compile Baton, and each worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 # Set to pass options on, as in: make demo ARGS="--compare-local"
 ARGS ?=
 
