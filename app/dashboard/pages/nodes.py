@@ -164,7 +164,9 @@ class NodesPage:
         if node is not None and node.state in _UNREACHED:
             # A producer that cannot be asked keeps the verdict that it has.
             raise TransferError(
-                f"{peer.name} cannot be asked now", reason=node.reason, found=node.detail
+                f"the producer {peer.name} cannot be asked now",
+                reason=node.reason,
+                found=node.detail,
             )
         await asyncio.to_thread(lambda: self._open_registry().forget_verdict(peer))
         return f"{peer.name} is compared anew."
