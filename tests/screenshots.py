@@ -1,16 +1,13 @@
 """The pictures in the README. Run: make screenshots
 
 A producer and a decoder on this machine serve the demo's model, paired as two machines are; some
-requests are made, and Chromium photographs the dashboard. The menu is photographed by the test
-that walks through its states in a real tray (Xvfb and trayer).
+requests are made. Chromium photographs the dashboard, and the menu is opened in a real tray (Xvfb
+and trayer).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +19,8 @@ from typing import Any, Final
 import httpx
 
 from app.demo_model import ensure
+from tests.app.menubar.screen import WIDTH as SCREEN_WIDTH
+from tests.app.menubar.screen import App, running, screen, settle
 from tests.e2e.browsing import PHONE, WIDE, Visit, chromium, visit
 from tests.e2e.paired import BATON, Box, Mac
 from tests.e2e.running import until
@@ -29,11 +28,6 @@ from tests.mac_decoder.test_node import Decoder
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 DOCUMENT: Final = Path(__file__).parents[1] / "app" / "demo_document.txt"
-MENU: Final = "tests/app/menubar/test_real.py"
-MENU_PICTURES: Final = {
-    "menu_prefilling": "menu-prefilling",
-    "menu_producer_gone": "menu-producer-gone",
-}
 
 
 @contextmanager
@@ -132,14 +126,24 @@ def dashboard(mac: Mac) -> None:
             photograph(phone, "/", "now-phone")
 
 
-def menu(root: Path) -> None:
-    """The menu in its tray."""
-    taken = root / "menu"
-    taken.mkdir()
-    test = [sys.executable, "-m", "pytest", "-q", "-n", "0", MENU, "-k", "a_day"]
-    subprocess.run(test, check=True, env={**os.environ, "BATON_SCREENSHOTS": str(taken)})
-    for made, name in MENU_PICTURES.items():
-        shutil.copy(taken / f"{made}.png", IMAGES / f"{name}.png")
+def menu(mac: Mac, root: Path) -> None:
+    """The open menu, while the producer prefills."""
+    home = root / "menu"
+    home.mkdir()
+    text = DOCUMENT.read_text() * 3 + "What was decided?"
+    with screen(home) as tray, running(App(tray, home, "--url", mac.decoder.url)) as app:
+        app.await_picture("idle")
+        asking = threading.Thread(
+            target=ask, args=(mac, [{"role": "user", "content": text}], 8, "remote")
+        )
+        asking.start()
+        until(lambda: (app.shown("icon")[-1]["ring"] or 0) > 0.2)
+        tray.click(SCREEN_WIDTH - 13, 12, 3)
+        settle()
+        os.environ["BATON_SCREENSHOTS"] = str(IMAGES)
+        tray.picture("menu")
+        asking.join()
+        app.quit()
 
 
 def main() -> None:
@@ -151,7 +155,7 @@ def main() -> None:
         os.environ["XDG_CONFIG_HOME"] = str(root / "settings")
         with two_machines(root, model) as mac:
             dashboard(mac)
-        menu(root)
+            menu(mac, root)
     print(f"made {', '.join(sorted(one.name for one in IMAGES.glob('*.png')))}")
 
 
