@@ -22,7 +22,7 @@ from app.node_registry import Registry
 from app.terminal import err, progress, step
 from app.view.words import human_bytes
 from protocol.control.messages import Description, ModelKept
-from protocol.errors import BatonError, ConfigError, TransferError
+from protocol.errors import BatonError, CapacityError, ConfigError, TransferError
 from protocol.identity import identity_differences
 from trust.control import Control
 from trust.peers import Peer
@@ -34,6 +34,9 @@ ModelDir = Annotated[
 
 LOADING_S: Final = 900.0
 """How long a producer may take to load a model."""
+
+BUSY_S: Final = 60.0
+"""How long it is waited for the end of another transfer to the same producer."""
 
 _ITS_OWN_S: Final = 120.0
 """How long it is waited for a model that a producer was started with."""
@@ -163,6 +166,21 @@ def deliver(peer: Peer, ours: Outgoing) -> Sent:
 
     Raises as ``Control.send_model``, and ``TransferError`` (``model_not_served``).
     """
+    until, told = time.monotonic() + BUSY_S, False
+    while True:
+        try:
+            return _deliver(peer, ours)
+        except CapacityError as error:
+            if error.reason != "model_transfer_busy" or time.monotonic() >= until:
+                raise
+        if not told:
+            # What an interrupted sender had under way is still arriving, more often than not.
+            err.print(f"{escape(peer.name)} is receiving a model already: waiting for its end")
+            told = True
+        time.sleep(_LOOK_S)
+
+
+def _deliver(peer: Peer, ours: Outgoing) -> Sent:
     assert peer.address is not None
     meter, began = _Meter(ours.manifest.nbytes), time.monotonic()
     try:

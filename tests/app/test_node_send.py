@@ -160,16 +160,23 @@ def test_a_refusal_in_the_middle_says_that_it_goes_on(
 
 
 def test_a_refusal_before_the_first_byte_does_not(
-    state: Path, gb10: Answering, model: Path
+    state: Path, gb10: Answering, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = 0
+
     def busy(machine: ProducerControl, event: Event) -> None:
+        nonlocal asked
         if isinstance(event, ModelOffered):
+            asked += 1
             raise refusal("model_transfer_busy", "x")
 
     gb10.answer = busy
+    monkeypatch.setattr(node_send, "BUSY_S", 1.0)
     result = baton(state, "send", "gb10", "--model", str(model))
     assert reason(result) == "model_transfer_busy"
     assert "goes on" not in result.stderr
+    assert result.stderr.count("is receiving a model already") == 1
+    assert asked > 1
 
 
 def test_nobody_is_sent_anything_without_a_pairing(state: Path, model: Path) -> None:
