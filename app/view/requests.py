@@ -124,8 +124,9 @@ def sentence(request: InHand, nodes: Nodes) -> str:
     """What a request does, in a few words: "prefilling on gb10, 45 % of 65,535 tokens"."""
     stage = _STAGES[request.stage][0]
     if request.stage == "prefilling_there":
-        where = ", ".join(node.called for node in nodes.producers if node.fetching)
-        stage = f"prefilling on {where}" if where else stage
+        # Of several that prefill, it is not told which one has this request.
+        busy = [node.called for node in nodes.producers if node.fetching]
+        stage = f"prefilling on {busy[0]}" if len(busy) == 1 else stage
     if request.stage in ("prefilling_here", "prefilling_there"):
         return f"{stage}, {_progress(request)}"
     if request.stage == "decoding":

@@ -18,7 +18,7 @@ from app.view.overview import about, counts, engine, headline, where
 from app.view.requests import ended, running, segments
 from app.view.standing import Standing
 from protocol.status.figures import UNAVAILABLE
-from protocol.status.snapshot import Cache, Snapshot
+from protocol.status.snapshot import Cache, Nodes, Snapshot
 from tests.app.view.snapshots import (
     FINISHED,
     IDLE,
@@ -137,6 +137,15 @@ def test_a_request_in_hand_says_how_far_it_is_and_who_does_it() -> None:
     assert one.title == "prefilling on gb10, 45 % of 65,535 tokens"
     assert one.progress == pytest.approx(29_491 / 65_535)
     assert headline(busy, HERE).text == "Prefilling on gb10, 45 % of 65,535 tokens"
+
+
+def test_of_two_producers_that_prefill_none_is_named() -> None:
+    busy = msgspec.structs.replace(READY, fetching=True)
+    other = msgspec.structs.replace(busy, name="wss://other:1", called="other")
+    both = msgspec.structs.replace(
+        with_requests(IDLE, "prefilling_there", IN_HAND), nodes=Nodes((busy, other))
+    )
+    assert running(both, NOW)[0].title.startswith("prefilling there, ")
 
 
 def test_a_decoding_request_has_its_rate() -> None:
