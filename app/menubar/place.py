@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from app import settings
 from app.service_arguments import value_of
 from app.status import DEFAULT_PORT, DEFAULT_URL, base_url, first_key
@@ -49,8 +52,8 @@ class Place:
         context.check_hostname = False
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         try:
-            context.load_verify_locations(self.certificate)
-        except OSError as error:
+            context.load_verify_locations(cadata=_leaf(self.certificate))
+        except (OSError, ValueError) as error:
             missing = isinstance(error, FileNotFoundError)
             raise ConfigError(
                 f"{self.certificate} is no certificate that can be trusted",
@@ -106,6 +109,15 @@ class Given:
         named = _path(self.option("tls-cert"))
         config = DecoderConfig(model="", state_dir=self.state_dir())
         return named or tls.shown(config.state_path)
+
+
+def _leaf(file: Path) -> bytes:
+    """The certificate that a decoder with this file shows, DER: the first one.
+
+    An authority that stands behind it in the file has certified others, too, and without their
+    names any of those would be believed. Raises ``OSError``, ``ValueError``.
+    """
+    return x509.load_pem_x509_certificate(file.read_bytes()).public_bytes(Encoding.DER)
 
 
 def settings_now() -> bytes:

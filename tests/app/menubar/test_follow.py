@@ -15,6 +15,7 @@ from app.menubar.follow import LONGEST_PAUSE_S, Clocks, Follower, Pauses, Told
 from app.menubar.place import Place
 from mac_decoder.api import tls
 from protocol.errors import ConfigError
+from tests.app.menubar.authority import Authority
 from tests.app.menubar.fake import Fake, fake
 from tests.app.view.snapshots import IDLE, with_engine
 from tests.e2e.paired import free_port
@@ -183,6 +184,21 @@ def test_only_the_certificate_that_is_known_is_believed(tmp_path: Path) -> None:
         with following(Place(decoder.url, "k", tmp_path / "none.pem")) as (_, ears):
             ears.await_state("absent")
         assert len(decoder.asked) == asked, "a key was given to a stranger"
+
+
+def test_an_authority_in_the_file_vouches_for_nobody(tmp_path: Path) -> None:
+    """A file with the whole chain: whom else its authority has certified is a stranger."""
+    authority = Authority()
+    ours, others = (authority.certified(tmp_path, name) for name in ("ours", "others"))
+    with fake(tls=tls.given(*ours).context) as decoder:
+        decoder.begins_with(IDLE)
+        with following(Place(decoder.url, "k", ours[0])) as (_, ears):
+            ears.await_state("connected")
+    with fake(tls=tls.given(*others).context) as stranger:
+        stranger.begins_with(IDLE)
+        with following(Place(stranger.url, "k", ours[0])) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "certificate_differs"
+        assert stranger.asked == [], "a key was given to a stranger"
 
 
 class Sleeper(Clocks):
