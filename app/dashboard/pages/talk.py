@@ -1,6 +1,7 @@
 """Try it: a small chat that shows below each answer what reuse did for it.
 
-What is typed is in the memory of this page alone, for as long as it is open.
+The conversation is in the memory of this page alone, for as long as it is open. With
+reuse asked for, the caches keep what was asked and answered as they do for any client.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ _LANES: Final[Mapping[Lane, str]] = {
 }
 
 
+_NOT_KEPT: Final = (
+    "Without that tick nothing of it is kept in a cache: it is gone when this page is closed or "
+    "cleared. What was sent with the tick before stays kept. None of it is in a log."
+)
+
+
 @dataclass(frozen=True)
 class Asked:
     """A question with its options."""
@@ -73,6 +80,7 @@ class TryPage:
         self._feed = feed
         self._messages: list[dict[str, str]] = []
         self._latest: Asked | None = None
+        self._before = 0
         self._turns: list[str] = []
         self._count = 0
         self._asking: asyncio.Task[None] | None = None
@@ -87,7 +95,7 @@ class TryPage:
             tag(
                 "section",
                 rows("talk", "div", Rows({}), class_="talk"),
-                _form(),
+                _form(_kept(disk=self._facing.facts.disk)),
                 aria_label="Chat",
                 class_="try",
             )
@@ -102,12 +110,14 @@ class TryPage:
             case "again":
                 if not self._busy and self._latest is not None:
                     # As if the last question had not been asked: what is the same is the prompt.
-                    del self._messages[-2:]
+                    del self._messages[self._before :]
                     await self._ask(self._latest, browser)
             case "stop":
                 self.close()
             case "clear":
                 self.close()
+                # What is being answered ends by itself, and belongs to nothing that is shown.
+                self._asking = None
                 self._messages, self._turns, self._latest = [], [], None
                 browser.tell([("rows", "talk", [], {}, ""), ("set", "buttons", _buttons())])
             case _:
@@ -130,7 +140,7 @@ class TryPage:
         self._count += 1
         name = f"turn-{self._count}"
         self._turns = [*self._turns, name][-MOST_TURNS:]
-        self._messages.append({"role": "user", "content": asked.text})
+        self._before = len(self._messages)
         turn = tag(
             "div",
             tag("p", asked.text, class_="asked"),
@@ -146,20 +156,26 @@ class TryPage:
         browser.tell(
             [("rows", "talk", self._turns, {name: turn}, ""), ("set", "buttons", _buttons(True))]
         )
-        self._asking = asyncio.create_task(self._answer(asked, name, browser))
-        await asyncio.wait({self._asking})
-        if not self._asking.cancelled():
-            self._asking.result()
-        browser.tell([("set", "buttons", _buttons(again=self._latest is not None))])
+        asking = self._asking = asyncio.create_task(self._answer(asked, name, browser))
+        try:
+            await asyncio.wait({asking})
+            if not asking.cancelled():
+                asking.result()
+        finally:
+            if self._asking is asking:
+                browser.tell([("set", "buttons", _buttons(again=self._latest is not None))])
 
     async def _answer(self, asked: Asked, name: str, browser: Browser) -> None:
         answer = _Answer(name, browser)
+        # Of this conversation: when it is cleared meanwhile, another one begins.
+        messages = self._messages
+        question = {"role": "user", "content": asked.text}
         try:
             async with self._facing.inside.post(
                 "/v1/chat/completions",
                 {
                     "model": self._facing.facts.served_name,
-                    "messages": self._messages,
+                    "messages": [*messages, question],
                     "max_tokens": asked.max_tokens,
                     "stream": True,
                     "baton": {"lane": asked.lane, "reuse": asked.reuse},
@@ -172,9 +188,13 @@ class TryPage:
                 else:
                     async for event in reply.events():
                         answer.take(event)
+        except asyncio.CancelledError:
+            answer.stop()
+            raise
         finally:
             answer.tell()
-            self._messages.append({"role": "assistant", "content": answer.text})
+        if not answer.failed:
+            messages += [question, {"role": "assistant", "content": answer.text}]
         await self._show_how(answer, browser)
 
     async def _show_how(self, answer: _Answer, browser: Browser) -> None:
@@ -227,9 +247,15 @@ class _Answer:
         """Show what went wrong."""
         self.failed = True
         error = told.get("error") or {}
-        name = f"{self.name}-how"
         text = f"{error.get('message', 'no answer')} ({error.get('code', '')})"
-        shown = tag("p", text, class_="wrong", role="alert")
+        self._end(tag("p", text, class_="wrong", role="alert"))
+
+    def stop(self) -> None:
+        """Show that no more of it comes."""
+        self._end(tag("p", "Stopped. What is asked next is asked without this.", class_="none"))
+
+    def _end(self, shown: Html) -> None:
+        name = f"{self.name}-how"
         self._browser.tell([("set", name, part(name, "div", shown, class_="how"))])
 
 
@@ -268,7 +294,18 @@ def _short(fact: Fact) -> Html:
     return tag("span", tag("small", fact.label), parts.value(fact, "b"), class_="short")
 
 
-def _form() -> Html:
+def _kept(*, disk: bool) -> str:
+    """What becomes of a question that is sent with the tick."""
+    where, forgotten = ("memory", "They go when the decoder ends, or needs the room.")
+    if disk:
+        where, forgotten = "memory and on disk", "They stay until they are forgotten on Cache."
+    return (
+        f"With that tick the prompt and its answer are kept in the caches, in {where}, and by a "
+        f"producer that prefills, in its memory. {forgotten} None of it is in a log."
+    )
+
+
+def _form(kept: str) -> Html:
     return tag(
         "form",
         tag("label", "Message", for_="message", class_="sr"),
@@ -314,11 +351,9 @@ def _form() -> Html:
             class_="filters",
         ),
         _buttons(),
-        tag(
-            "p",
-            "Nothing typed here is stored or logged; it is gone when this page is closed.",
-            class_="none",
-        ),
+        # The style sheet shows the one that is so; where it cannot, both say when they are.
+        tag("p", kept, class_="none when-kept"),
+        tag("p", _NOT_KEPT, class_="none when-not-kept"),
         data_do="send",
         data_clears=True,
         class_="ask card",

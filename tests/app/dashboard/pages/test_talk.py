@@ -1,4 +1,4 @@
-"""Try it: what is asked is asked as a client would, and nothing of it stays."""
+"""Try it: what is asked is asked as a client would, and it says what of that is kept."""
 
 from __future__ import annotations
 
@@ -63,7 +63,12 @@ def routes() -> Routes:
 
 @pytest.fixture
 def page(routes: Routes) -> TryPage:
-    facing = SimpleNamespace(inside=Inside(routes), facts=SimpleNamespace(served_name="a-model"))
+    return made(routes)
+
+
+def made(routes: Routes, *, disk: bool = True) -> TryPage:
+    facts = SimpleNamespace(served_name="a-model", disk=disk)
+    facing = SimpleNamespace(inside=Inside(routes), facts=facts)
     return TryPage(cast(Any, facing), cast(Any, Feeding()))
 
 
@@ -107,6 +112,13 @@ async def test_a_refusal_is_told_with_its_reason(page: TryPage, routes: Routes) 
     looking = Looking()
     await page.act(SAID, looking)
     assert any("the queue is full (queue_full)" in str(change) for change in looking.told)
+    assert '<button type="submit" class="main">' in looking.last("set")[1]
+    routes.refuses = False
+    await page.act({**SAID, "text": "and now"}, looking)
+    await page.act({"do": "again"}, looking)
+    # What was refused is no part of the conversation, and the same again is the same.
+    for asked in routes.asked[1:]:
+        assert asked["messages"] == [{"role": "user", "content": "and now"}]
 
 
 async def test_stop_leaves_as_a_client_leaves(page: TryPage, routes: Routes) -> None:
@@ -120,6 +132,56 @@ async def test_stop_leaves_as_a_client_leaves(page: TryPage, routes: Routes) -> 
     await page.act({"do": "stop"}, looking)
     await asyncio.wait_for(asking, 5)
     assert routes.left.is_set()
+    assert "Stopped." in next(str(one) for one in looking.told if "turn-1-how" in one)
+    routes.waits = False
+    await page.act({**SAID, "text": "after"}, looking)
+    assert routes.asked[-1]["messages"] == [{"role": "user", "content": "after"}]
+
+
+async def test_what_was_cleared_is_not_in_the_next_conversation(
+    page: TryPage, routes: Routes
+) -> None:
+    routes.waits = True
+    looking = Looking()
+    asking = asyncio.create_task(page.act(SAID, looking))
+    while not answer(looking):
+        await asyncio.sleep(0.01)
+    await page.act({"do": "clear"}, looking)
+    routes.waits = False
+    # At once: what is being left may take a while to end.
+    await page.act({**SAID, "text": "anew"}, looking)
+    await asyncio.wait_for(asking, 5)
+    await page.act({**SAID, "text": "and on"}, looking)
+    said = [[one["content"] for one in asked["messages"]] for asked in routes.asked]
+    assert said == [["hello"], ["anew"], ["anew", "Good day", "and on"]]
+
+
+async def test_a_question_that_breaks_leaves_the_buttons_usable(
+    page: TryPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Feeding, "now", broken)
+    looking = Looking()
+    with pytest.raises(ZeroDivisionError):
+        await page.act(SAID, looking)
+    name, html = looking.last("set")
+    assert name == "buttons"
+    assert '<button type="submit" class="main">' in html
+
+
+async def broken(*_: Any) -> Any:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_it_says_what_is_kept_and_how_to_forget_it(routes: Routes, *, disk: bool) -> None:
+    html = made(routes, disk=disk).body({})
+    assert ("on disk" in html) == disk
+    assert ("forgotten on Cache" in html) == disk
+    assert ("when the decoder ends" in html) == (not disk)
+    kept, not_kept = html.index("when-kept"), html.index("when-not-kept")
+    assert html.index("are kept in the caches") > kept
+    assert html.index("nothing of it is kept in a cache") > not_kept
+    assert "Nothing typed here is stored" not in html
 
 
 @pytest.mark.parametrize(
