@@ -95,6 +95,12 @@ class Holdings:
                 cut.used_at = time.time()
                 self.dirty.add(cut.name)
 
+    def left_again(self, cut: Cut) -> None:
+        """Note that a held cut was published once more, which is a use."""
+        with self.lock:
+            self.touch(cut)
+            cut.left = cut.used
+
     def commit(self, change: Change) -> None:
         """One transaction, with what was noted since the last. Raises ``sqlite3.Error``.
 

@@ -62,7 +62,8 @@ class Node:
 class Cut:
     """A held cut. ``file`` is its file's digest, ``parent`` the deepest held cut it extends.
 
-    ``mixed``: it has rows of more than one recipe. ``used`` orders uses across restarts;
+    ``mixed``: it has rows of more than one recipe. ``used`` orders uses across restarts, and
+    ``left`` is that of the last time that somebody published it again, 0 if nobody did;
     ``made_at`` and ``used_at`` are readings of a clock, 0 for a use before this start.
     """
 
@@ -81,6 +82,7 @@ class Cut:
     children: set[Cut] = field(default_factory=set)
     pins: int = 0
     withheld: Withheld = ""
+    left: int = 0
 
     def nodes(self) -> Iterator[Node]:
         """The nodes of its whole blocks, the last one first."""
@@ -416,7 +418,8 @@ class Ledger:
 class Victims:
     """A plan of deletions: what goes, how many files that are, and the bytes that they free.
 
-    Nothing is taken out of the books while a plan is made.
+    Nothing is taken out of the books while a plan is made. ``since``: a cut with this ``used``
+    or a later one was used after that.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -425,6 +428,7 @@ class Victims:
         self.cuts: list[Cut] = []
         self.files = 0
         self.freed = 0
+        self.since = ledger.next_use()
         self._ledger = ledger
         self._node_users: dict[int, int] = {}
         self._file_users: dict[bytes, int] = {}

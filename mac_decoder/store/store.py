@@ -281,7 +281,7 @@ class Store:
         if held:
             if order.role != "step":
                 held.role = order.role
-            self._held.touch(held)
+            self._held.left_again(held)
             there = self._block_files.there(order, order.bodies)
             return Published(name, position, existed=True, block_files=there)
         try:
@@ -325,7 +325,8 @@ class Store:
 
         Stale is what nobody here can use: other formats and store keys, damage, quarantine,
         orphans, and with ``identity`` the cuts of all others. One of the two must be asked for.
-        Returns files and bytes that were deleted, or would be; others may write meanwhile.
+        Returns files and bytes that were deleted, or would be; others may write meanwhile, and
+        a cut that is used meanwhile stays.
         Raises ``ConfigError`` (``cache_dir_unusable``) if the disk fails.
         """
 

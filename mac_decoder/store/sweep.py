@@ -206,29 +206,42 @@ class Sweeper:
         """Carry out a plan while others write: the lock is taken for one slice after another.
 
         What became of the plan's files in between is respected: a block that a new cut needs
-        stays. What was really deleted. Raises ``OSError`` or ``sqlite3.Error``. The caller does
+        stays, and so does a cut that was published again, or, where the least recently used ones
+        go, used. What was really deleted. Raises ``OSError`` or ``sqlite3.Error``. The caller does
         not hold ``holdings.writing``.
         """
         held = self._held
         left = _Left(deque(plan.other), deque(plan.blocks), deque(plan.cuts))
         files = nbytes = 0
+
+        def stays(cut: Cut) -> bool:
+            return (cut.used if reason == "prune" else cut.left) >= plan.since
+
         until = time.monotonic() + pace.patience_s
         while True:
             while left and not pace.cancelled():
                 with held.writing:
-                    done = self._delete_slice(left, reason, pace.cancelled)
+                    done = self._delete_slice(left, reason, pace.cancelled, stays)
                 files, nbytes = files + done.files, nbytes + done.nbytes
                 pace.progress(nbytes, max(nbytes, plan.freed))
                 time.sleep(_PAUSE_S)
             with held.lock:
-                read = [cut for cut in plan.cuts if held.ledger.cuts.get(cut.name) is cut]
+                read = [
+                    cut
+                    for cut in plan.cuts
+                    if held.ledger.cuts.get(cut.name) is cut and not stays(cut)
+                ]
             if not read or pace.cancelled() or time.monotonic() >= until:
                 return Tally(files, nbytes)
             time.sleep(_LOOK_AGAIN_S)
             left.cuts.extend(read)
 
     def _delete_slice(
-        self, left: _Left, reason: DeleteReason, cancelled: Callable[[], bool]
+        self,
+        left: _Left,
+        reason: DeleteReason,
+        cancelled: Callable[[], bool],
+        stays: Callable[[Cut], bool],
     ) -> Tally:
         ledger = self._held.ledger
         until = time.monotonic() + _SLICE_S
@@ -246,7 +259,7 @@ class Sweeper:
         for file in due(left.blocks):
             if ledger.blocks.get(file.digest) is file:
                 self._delete_blocks((file,), reason)
-        self.delete_cuts(due(left.cuts), reason)
+        self.delete_cuts(due(left.cuts), reason, stays)
         after = self._deleted()
         return Tally(after.files - before.files, after.nbytes - before.nbytes)
 
@@ -261,7 +274,12 @@ class Sweeper:
         with self._held.lock:
             del ledger.other[path]
 
-    def delete_cuts(self, cuts: Iterable[Cut], reason: DeleteReason) -> None:
+    def delete_cuts(
+        self,
+        cuts: Iterable[Cut],
+        reason: DeleteReason,
+        stays: Callable[[Cut], bool] = lambda cut: False,
+    ) -> None:
         """Remove cuts with the blocks that only they need; pinned ones stay."""
         held = self._held
         gone: list[bytes] = []
@@ -269,7 +287,7 @@ class Sweeper:
         try:
             for cut in cuts:
                 with held.lock:
-                    if cut.pins or held.ledger.cuts.get(cut.name) is not cut:
+                    if cut.pins or held.ledger.cuts.get(cut.name) is not cut or stays(cut):
                         continue
                     # From here on no reader finds it.
                     before, cut.withheld = cut.withheld, "invalid"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.housekeeping.house import Housekeeping
+from mac_decoder.keeper import Keeper
+from mac_decoder.store import sweep
+from mac_decoder.store.ledger import Tally
+from mac_decoder.store.store import Store
+from mac_decoder.store.sweep import Pace
 from tests.mac_decoder.engine.drive import ask, prompt, running, told
 from tests.mac_decoder.engine.test_reuse import keeper_for
 from tests.mac_decoder.housekeeping.test_house import Gate, Gated, kept_in
@@ -59,6 +65,72 @@ def test_what_is_deleted_does_not_stay_in_memory(tmp_path: Path) -> None:
         assert store._lookup._kept
         store.clear()
         assert not store._lookup._kept
+    finally:
+        keeper.close()
+
+
+def cleared(store: Store, pace: Pace) -> Tally:
+    return store.clear(pace=pace)
+
+
+def pruned(store: Store, pace: Pace) -> Tally:
+    return store.prune(to_bytes=0, pace=pace)
+
+
+def forgotten(store: Store, pace: Pace) -> Tally:
+    return store.forget(list(store._held.ledger.cuts), pace=pace)
+
+
+def deleted_between(
+    keeper: Keeper, deletion: Callable[[Store, Pace], Tally], meanwhile: Callable[[], object]
+) -> None:
+    """Delete everything; ``meanwhile`` comes between the first cut and the next one."""
+    came = []
+
+    def told(done: int, total: int) -> None:
+        if not came:
+            came.append(meanwhile())
+
+    assert keeper.store is not None
+    # A minute: what stays is not waited for.
+    assert deletion(keeper.store, Pace(told, lambda: False, 60)).files
+    assert came
+
+
+@pytest.mark.parametrize("deletion", [cleared, pruned, forgotten])
+def test_what_is_left_again_during_a_deletion_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletion: Callable[[Store, Pace], Tally]
+) -> None:
+    """The disk still has that very cut when it is published once more."""
+    monkeypatch.setattr(sweep, "_SLICE_S", 0.0)
+    keeper = kept_in(tmp_path)
+    try:
+        first, second = (Brought(keeper, FULL, conversation(700, seed)) for seed in (1, 2))
+        first.settled(700)
+        second.settled(700)
+        again = Brought(keeper, FULL, second.tokens)
+        deleted_between(keeper, deletion, partial(again.settled, 700))
+        assert serves(keeper, again, 700, "durable")
+        assert not serves(keeper, first, 700, "durable")
+    finally:
+        keeper.close()
+
+
+@pytest.mark.parametrize(("deletion", "stays"), [(cleared, False), (pruned, True)])
+def test_what_is_read_during_a_deletion_stays_where_recency_decides(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deletion: Callable[[Store, Pace], Tally],
+    stays: bool,
+) -> None:
+    monkeypatch.setattr(sweep, "_SLICE_S", 0.0)
+    keeper = kept_in(tmp_path)
+    try:
+        first, second = (Brought(keeper, FULL, conversation(700, seed)) for seed in (1, 2))
+        first.settled(700)
+        second.settled(700)
+        deleted_between(keeper, deletion, lambda: serves(keeper, second, 700, "durable"))
+        assert serves(keeper, second, 700, "durable") == stays
     finally:
         keeper.close()
 
