@@ -163,7 +163,8 @@ class Decoder:
                 what()
             except BatonError as error:
                 self._failed(error)
-            self._changed()
+            finally:
+                self._changed()
 
         if not self._quitting:
             self._worker.submit(done)

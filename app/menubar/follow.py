@@ -129,10 +129,11 @@ class Follower:
         self._begun.wait()
 
     def stop(self) -> None:
-        """End; returns when nothing is heard any more."""
+        """End, if it has begun; returns when nothing is heard any more."""
         self._stopping = True
         self._call(self._leave)
-        self._thread.join()
+        if self._loop is not None:
+            self._thread.join()
 
     def try_now(self) -> None:
         """Somebody has reason to think that the decoder is there now. Any thread."""

@@ -82,7 +82,7 @@ class Tray(QObject):
         self._dirty = False
         for signal, slot in (
             (self._heard, self._hear),
-            (self._decoder_changed, self._look_around),
+            (self._decoder_changed, self._looked),
             (self._decoder_failed, self._complain),
         ):
             signal.connect(slot, Qt.ConnectionType.QueuedConnection)
@@ -94,6 +94,7 @@ class Tray(QObject):
         self._watched.directoryChanged.connect(self._settings_changed)
         self._watched.fileChanged.connect(self._settings_changed)
         self._settings = b""
+        self._follows = False
 
     def begin(self) -> None:
         """Show the icon, look for the decoder, and follow it."""
@@ -103,14 +104,17 @@ class Tray(QObject):
         self._repaint()
         self._lay_out()
         self._icon.show()
-        self._look()
-        self._follower.start()
+        if self._given.url is None:
+            self._look()  # and follow once that has answered
+        else:
+            self._follow()
 
     def end(self) -> None:
         """Take the icon away, and end what was started."""
         self._icon.hide()
         for window in [*self._windows.values()]:
             window.close()
+        self._follows = True  # or not any more
         self._follower.stop()
         self._decoder.quit()
 
@@ -145,6 +149,21 @@ class Tray(QObject):
     def _look(self) -> None:
         if self._given.url is None:  # elsewhere no service of this machine's matters
             self._decoder.look()
+
+    def _looked(self) -> None:
+        """Something may be known of the service that was not."""
+        self._look_around()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Begin to follow, once it is known whether there is a service.
+
+        That nobody listens is told before a service manager has answered; without a model in the
+        settings one would be asked for, although a service has one.
+        """
+        if not self._follows:
+            self._follows = True
+            self._follower.start()
 
     def _start(self) -> None:
         self._decoder.start()

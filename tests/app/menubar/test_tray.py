@@ -18,14 +18,15 @@ from platformdirs import user_state_path
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QApplication, QMenu
 
-from app import login_item
-from app.menubar import errands, tray
+from app import install, login_item
+from app.menubar import errands, place, tray
 from app.menubar.decoder import Decoder
 from app.menubar.follow import Told
 from app.menubar.layout import Layout
 from app.menubar.place import Given
 from app.menubar.tray import Options, Tray
 from app.menubar.windows import Window
+from app.service import Installed
 from app.view.menu import Item
 from app.view.standing import Standing
 from protocol.errors import ConfigError
@@ -42,7 +43,7 @@ class Calls(list[str]):
         super().__init__()
         for name in ("start", "stop", "restart"):
             monkeypatch.setattr(Decoder, name, lambda _, name=name: self.append(name))
-        monkeypatch.setattr(Decoder, "look", lambda _: None)
+        monkeypatch.setattr(Decoder, "look", lambda self: self._changed())
 
 
 class Desk:
@@ -364,6 +365,42 @@ def test_it_starts_a_decoder_where_none_runs_and_once(
     assert calls == ["start", "start"], "started by itself, and once more because it was chosen"
 
 
+def test_a_service_that_is_looked_up_slowly_is_started_and_no_model_is_asked_for(
+    qt: QApplication, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def installed(side: str) -> Installed:
+        time.sleep(1.0)  # a process of the service manager's
+        return Installed("unit", home / "unit", (f"--port={port}",), False, "/log")
+
+    def first_run(_: Callable[[], None]) -> Window:
+        asked.append("model")
+        return Window("first run", 100, 100)
+
+    port = free_port()
+    says(home, f"port = {port}")
+    monkeypatch.setattr(install, "installed", installed)
+    monkeypatch.setattr(errands, "first_run", first_run)
+    monkeypatch.setattr(Decoder, "start", lambda _: asked.append("start"))
+    desk = Desk(Options(Given(), home / "log", False, home / "trace"))
+    try:
+        spin(lambda: bool(asked))
+        assert asked == ["start"]
+    finally:
+        desk.tray.end()
+
+
+def test_one_that_is_ended_before_it_has_looked_ends(
+    qt: QApplication, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "look", lambda _: None)
+    desk = Desk(Options(Given(), home / "log", True, home / "trace"))
+    desk.tray.end()
+    desk.tray._looked()
+    assert not desk.tray._follower._thread.is_alive()
+
+
 def test_one_that_was_started_and_does_not_listen_yet_is_starting(
     free: Callable[..., Desk], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,8 +444,10 @@ def test_another_port_in_the_settings_is_followed(
 
 
 def test_settings_that_come_into_being_are_noticed(
-    free: Callable[..., Desk], home: Path, decoder: Fake
+    free: Callable[..., Desk], home: Path, decoder: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Somebody may have a decoder where one is by default.
+    monkeypatch.setattr(place, "DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
     desk = free(attach_only=True)
     spin(lambda: desk.tray._told.standing.state == "absent")
     desk.open()
