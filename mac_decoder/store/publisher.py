@@ -69,7 +69,8 @@ class Job:
 
 
 Told = Callable[[Job, Published | Refused], None]
-"""Called in the publisher's thread with each job's outcome; must not wait."""
+"""Called in the publisher's thread with each job's outcome, while nobody else may write to the
+store; must not wait."""
 
 
 class Publisher:
@@ -217,18 +218,26 @@ class Publisher:
 
     def _publish(self, job: Job) -> None:
         files = job.line.files if job.line is not None else ()
+
+        def told(outcome: Published | Refused) -> None:
+            if job.line is not None:
+                job.line.files = outcome.block_files
+            self._tell(job, outcome)
+
         try:
-            outcome = self._store.publish(
-                job.space, job.identity, job.cut, job.blocks, role=job.role, block_files=files
+            self._store.publish(
+                job.space,
+                job.identity,
+                job.cut,
+                job.blocks,
+                role=job.role,
+                block_files=files,
+                told=told,
             )
-            files = outcome.block_files
         except BatonError as error:
             # The cut itself is wrong: a fault of ours that must not end the thread.
             _LOG.error("a cut cannot be published: %s (%s)", error.message, error.reason)
-            outcome = Refused(job.name, job.cut.position, error.reason)
-        if job.line is not None:
-            job.line.files = files
-        self._tell(job, outcome)
+            self._tell(job, Refused(job.name, job.cut.position, error.reason))
 
     def _tell(self, job: Job, outcome: Published | Refused) -> None:
         for each in (*job.waiting_too, job):

@@ -247,6 +247,7 @@ class Store:
         *,
         role: Role = "turn",
         block_files: Sequence[bytes] = (),
+        told: Callable[[Published | Refused], None] = lambda outcome: None,
     ) -> Published | Refused:
         """Commit a cut durably; nothing is written if it is held already.
 
@@ -254,6 +255,9 @@ class Store:
         those whose files are on disk, ``block_files`` by their digests, as the last outcome for
         the same sequence gave them. Steps of the same conversation that this cut extends are
         deleted once it is on record. Blocks until done: meant for the publisher's thread.
+
+        ``told`` is called with the outcome before anybody else may write or delete: so nobody
+        hears of a deletion of this cut before its publication. It must not wait.
 
         Raises ``IntegrityError`` (``cut_malformed``, ``chain_differs``) for parts that do not
         fit together.
@@ -268,7 +272,8 @@ class Store:
         with self._held.writing:
             order = Order(space, identity, cut, role, tuple(block_files), bodies)
             outcome = self._publish(order, name)
-        self._held.count("published" if isinstance(outcome, Published) else outcome.reason)
+            self._held.count("published" if isinstance(outcome, Published) else outcome.reason)
+            told(outcome)
         return outcome
 
     def _publish(self, order: Order, name: bytes) -> Published | Refused:

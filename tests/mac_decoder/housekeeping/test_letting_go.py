@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mac_decoder.engine.sequences import Sequences
 from mac_decoder.housekeeping.house import Housekeeping
 from mac_decoder.keeper import Keeper
+from mac_decoder.reuse.facts import NOTHING
+from mac_decoder.reuse.ladder import served_depth
 from mac_decoder.store import sweep
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
 from mac_decoder.store.sweep import Pace
+from mac_decoder.tiers.keeping import Keeping
 from tests.mac_decoder.engine.drive import ask, prompt, running, told
 from tests.mac_decoder.engine.test_reuse import keeper_for
-from tests.mac_decoder.housekeeping.test_house import Gate, Gated, kept_in
+from tests.mac_decoder.housekeeping.test_house import Gate, Gated, kept_in, walked
 from tests.mac_decoder.reuse.made import FULL
 from tests.mac_decoder.store.made import conversation
 from tests.mac_decoder.tiers.brought import Brought, serves
@@ -131,6 +136,62 @@ def test_what_is_read_during_a_deletion_stays_where_recency_decides(
         second.settled(700)
         deleted_between(keeper, deletion, lambda: serves(keeper, second, 700, "durable"))
         assert serves(keeper, second, 700, "durable") == stays
+    finally:
+        keeper.close()
+
+
+def test_a_deletion_right_after_a_publication_is_not_heard_of_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread deletes the cut in the moment in which the disk is done with it."""
+    keeper = kept_in(tmp_path)
+    store, publish = keeper.store, Store.publish
+    assert store is not None
+
+    def then_gone(*arguments: Any, **named: Any) -> Any:
+        outcome = publish(*arguments, **named)
+        other = threading.Thread(target=partial(store.prune, to_bytes=0))
+        other.start()
+        other.join(20)
+        return outcome
+
+    try:
+        monkeypatch.setattr(Store, "publish", then_gone)
+        one = Brought(keeper, FULL, conversation(700, 1))
+        one.settled(700)
+        assert walked(tmp_path) == {}
+        assert keeper.resident.stats().publications == {"out_of_space": 1}
+        assert serves(keeper, one, 700, "resident")
+        (offer,) = keeper.look((*one.tokens, 1)).result(20).resident.offers
+        assert served_depth(offer, NOTHING) == 700
+    finally:
+        keeper.close()
+
+
+def test_an_outcome_is_told_before_anybody_else_may_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that waits for the disk's lock gets it only after that."""
+    tell, was_free = Keeping._told, list[bool]()
+
+    def look() -> None:
+        assert keeper.store is not None
+        writing = keeper.store._held.writing
+        was_free.append(writing.acquire(blocking=False))
+        if was_free[-1]:
+            writing.release()
+
+    def told(*arguments: Any) -> None:
+        other = threading.Thread(target=look)
+        other.start()
+        other.join(20)
+        tell(*arguments)
+
+    monkeypatch.setattr(Keeping, "_told", told)
+    keeper = kept_in(tmp_path)
+    try:
+        Brought(keeper, FULL, conversation(700, 1)).settled(700)
+        assert was_free == [False]
     finally:
         keeper.close()
 
