@@ -187,7 +187,7 @@ class Follower:
         if self._last is None or self._last.standing.url != place.url:
             self._tell(Told(Standing("connecting", place.url), place=place))
         try:
-            return await self._connected(place)
+            await self._connected(place)
         except ConnectionClosed:
             return None
         except InvalidStatus as error:
@@ -210,10 +210,36 @@ class Follower:
             return _without(place, "absent")
         except WebSocketException:
             return _without(place, "refused", "not_a_decoder")
+        return None
 
-    async def _connected(self, place: Place) -> Told | None:
-        """Follow one connection to its end; raises what ends it."""
-        headers = {} if place.key is None else {"Authorization": f"Bearer {place.key}"}
+    async def _connected(self, place: Place) -> None:
+        """Follow one connection to its end, or until it is to be given up, in whatever state it
+        is then; raises what ends it.
+        """
+        left = asyncio.create_task(_until(self._elsewhere))
+        following = asyncio.create_task(self._let_in(place))
+        try:
+            await asyncio.wait({left, following}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                await following
+        finally:
+            left.cancel()
+            following.cancel()
+            await asyncio.gather(left, following, return_exceptions=True)
+
+    async def _let_in(self, place: Place) -> None:
+        """Follow; over TLS, with the key from the first, else only where it is asked for."""
+        key = place.key if place.url.startswith("https://") else None
+        try:
+            await self._with(key, place)
+        except InvalidStatus as error:
+            asked = _code(error.response.body) == "invalid_api_key"
+            if key is not None or place.key is None or not asked:
+                raise
+            await self._with(place.key, place)
+
+    async def _with(self, key: str | None, place: Place) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         async with connect(
             place.stream,
             ssl=place.context(),
@@ -229,46 +255,32 @@ class Follower:
             logger=_quiet,
         ) as connection:
             await self._listen(connection, place)
-        return None
 
     async def _listen(self, connection: ClientConnection, place: Place) -> None:
         snapshot: Snapshot | None = None
-        left = asyncio.create_task(_until(self._elsewhere))
         self._clocks.slept()
-        try:
-            while not self._elsewhere.is_set():
-                message = await self._next(connection, left)
-                if message is None:
-                    return
-                match decode(message):
-                    case Hello():
-                        continue
-                    case Full() as full:
-                        snapshot = full.snapshot
-                    case Change() as change:
-                        snapshot = None if snapshot is None else apply(change, snapshot)
-                if snapshot is not None:
-                    self._pauses.begin_anew()
-                    self._tell(Told(Standing("connected", place.url), snapshot, place))
-        finally:
-            left.cancel()
+        while (message := await self._next(connection)) is not None:
+            match decode(message):
+                case Hello():
+                    continue
+                case Full() as full:
+                    snapshot = full.snapshot
+                case Change() as change:
+                    snapshot = None if snapshot is None else apply(change, snapshot)
+            if snapshot is not None:
+                self._pauses.begin_anew()
+                self._tell(Told(Standing("connected", place.url), snapshot, place))
 
-    async def _next(
-        self, connection: ClientConnection, left: asyncio.Task[None]
-    ) -> str | bytes | None:
+    async def _next(self, connection: ClientConnection) -> str | bytes | None:
         """The next message; ``None`` once this connection is to be given up."""
         coming = asyncio.create_task(connection.recv())
         try:
             for _ in range(2):
                 # A whole snapshot is due within this time: nothing else wakes an idle thread.
-                done, _ = await asyncio.wait(
-                    {coming, left},
-                    timeout=_SILENCE_S / 2,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if coming in done:
+                done, _ = await asyncio.wait({coming}, timeout=_SILENCE_S / 2)
+                if done:
                     return await coming
-                if done or self._clocks.slept():
+                if self._clocks.slept():
                     return None
             return None
         finally:

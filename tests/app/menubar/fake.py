@@ -21,10 +21,13 @@ from protocol.status.stream import Full, Hello, Message, diff, encode
 
 
 class Fake:
-    """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses."""
+    """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses;
+    with ``demands_a_key`` it refuses whoever gives none.
+    """
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.refusal: tuple[int, str] | None = None
+        self.demands_a_key = False
         self.asked: list[Headers] = []
         self._connections: list[tuple[ServerConnection, Queue[bytes | None]]] = []
         self._snapshot: Snapshot | None = None
@@ -70,9 +73,12 @@ class Fake:
 
     def _let_in(self, _: ServerConnection, request: Request) -> Response | None:
         self.asked.append(request.headers)
-        if self.refusal is None:
+        refusal = self.refusal
+        if self.demands_a_key and "Authorization" not in request.headers:
+            refusal = (401, "invalid_api_key")
+        if refusal is None:
             return None
-        status, code = self.refusal
+        status, code = refusal
         body = json.dumps({"error": {"message": "no", "code": code}}).encode()
         headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body))})
         return Response(status, HTTPStatus(status).phrase, headers, body)

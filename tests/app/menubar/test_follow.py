@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,12 +164,44 @@ def test_settings_that_cannot_be_read_are_told_and_read_again(decoder: Fake) -> 
         ears.await_state("connected")
 
 
-def test_the_key_is_given(decoder: Fake) -> None:
+def test_the_key_is_given_to_a_decoder_that_asks_for_it(decoder: Fake) -> None:
+    decoder.demands_a_key = True
     with following(Place(decoder.url, key="baton-secret")) as (_, ears):
         ears.await_state("connected")
-    assert decoder.asked[0]["Authorization"] == "Bearer baton-secret"
-    assert "Origin" not in decoder.asked[0]
+    first, second = decoder.asked
+    assert "Authorization" not in first
+    assert second["Authorization"] == "Bearer baton-secret"
+    assert "Origin" not in second
     assert "secret" not in repr(ears.heard)
+    assert "key_needed" not in ears.states
+
+
+@pytest.mark.parametrize("refusal", [None, (503, "decoder_starting"), (401, "who_are_you")])
+def test_over_plain_http_nobody_is_given_a_key_that_was_not_asked_for(
+    decoder: Fake, refusal: tuple[int, str] | None
+) -> None:
+    decoder.refusal = refusal
+    with following(Place(decoder.url, key="baton-secret")) as (_, ears):
+        until(lambda: len(ears.heard) == 2)
+    assert decoder.asked
+    assert all("Authorization" not in headers for headers in decoder.asked)
+
+
+def test_a_key_that_is_not_the_right_one_is_tried_once_each_time(decoder: Fake) -> None:
+    decoder.refusal = (401, "invalid_api_key")
+    with following(Place(decoder.url, key="baton-old")) as (follower, ears):
+        follower._pauses = Pauses(60.0, 60.0)
+        ears.await_state("key_needed")
+    assert ["Authorization" in headers for headers in decoder.asked[:2]] == [False, True]
+    assert len(decoder.asked) <= 4
+
+
+def test_over_tls_the_key_comes_with_the_first_question(tmp_path: Path) -> None:
+    with fake(tls=tls.own(tmp_path, ["localhost"]).context) as decoder:
+        decoder.begins_with(IDLE)
+        with following(Place(decoder.url, "baton-secret", tls.shown(tmp_path))) as (_, ears):
+            ears.await_state("connected")
+        assert decoder.asked[0]["Authorization"] == "Bearer baton-secret"
 
 
 def test_only_the_certificate_that_is_known_is_believed(tmp_path: Path) -> None:
@@ -241,6 +274,31 @@ def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
     assert found[-1] == LONGEST_PAUSE_S
     pauses.begin_anew()
     assert pauses.next() == found[0]
+
+
+def test_it_ends_at_once_while_a_connection_is_being_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with following(Place(f"http://127.0.0.1:{port}")) as (follower, ears):
+            taken, _ = silent.accept()
+            with taken:
+                began = time.monotonic()
+                follower.stop()
+                assert time.monotonic() - began < 2.0
+    assert ears.states == ["connecting"]
+
+
+def test_another_port_is_followed_at_once_while_a_connection_is_being_opened(
+    decoder: Fake,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with following(Place(f"http://127.0.0.1:{port}")) as (follower, ears):
+            taken, _ = silent.accept()
+            with taken:
+                ears.place = Place(decoder.url)
+                follower.look_again()
+                ears.await_state("connected", 4.0)
 
 
 def test_a_follower_ends_at_once_whatever_it_waits_for(decoder: Fake) -> None:
