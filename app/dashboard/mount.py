@@ -108,7 +108,7 @@ class Dashboard:
         """
         if self._closed:
             raise CapacityError("the decoder is stopping", reason="decoder_stopping")
-        if self._starting is None:
+        if self._starting is None or _failed(self._starting):
             self._starting = asyncio.create_task(self._start())
         # Whoever leaves does not end what others wait for.
         return await asyncio.shield(self._starting)
@@ -131,6 +131,11 @@ class Dashboard:
         from app.dashboard import nice
 
         return nice.build(self._facing)
+
+
+def _failed(starting: asyncio.Task[ASGIApp]) -> bool:
+    """Whether it is to be begun anew: what was missing may be there now."""
+    return starting.done() and (starting.cancelled() or starting.exception() is not None)
 
 
 def _apology(error: BatonError) -> Response:

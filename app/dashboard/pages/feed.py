@@ -58,14 +58,26 @@ class Feed:
             while True:
                 changed.clear()
                 snapshot = await self.now()
-                for watcher in tuple(self._watchers):
-                    watcher.see(snapshot, time.time())
+                await self._show(snapshot)
                 await asyncio.sleep(PACE_S)
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
                 except TimeoutError:
                     pass
+
+    async def _show(self, snapshot: Snapshot) -> None:
+        """Show it to all. A page that fails is fed no more, and is the only one."""
+        # Each in a task of its own, which holds whatever a page may fail of.
+        showing = {
+            asyncio.create_task(_shown(watcher, snapshot)): watcher for watcher in self._watchers
+        }
+        if showing:
+            await asyncio.wait(showing)
+        for task, watcher in showing.items():
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("a page of the dashboard is not fed any more: %s", traced(error))
+                self.leave(watcher)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running = None
@@ -76,3 +88,7 @@ class Feed:
             # Somebody came while the task was ending.
             self._running = asyncio.create_task(self._run())
             self._running.add_done_callback(self._ended)
+
+
+async def _shown(watcher: Watcher, snapshot: Snapshot) -> None:
+    watcher.see(snapshot, time.time())
