@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mac_decoder.store import index, names
 from mac_decoder.store.holdings import Holdings
-from mac_decoder.store.ledger import Cut, Tally, Victims, Withheld
+from mac_decoder.store.ledger import Cut, Tally, Version, Victims, Withheld
 from mac_decoder.store.lookup import Lookup
 from mac_decoder.store.manifest import Role
 from protocol.errors import Cancelled, IntegrityError
 from protocol.messages import History
+
+_ATTEMPTS: Final = 3
+"""After that what is counted may be of different moments."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Catalogue:
     def __init__(self, held: Holdings, lookup: Lookup) -> None:
         self._held = held
         self._lookup = lookup
+        self._foreign: tuple[frozenset[bytes], Version, Foreign] | None = None
 
     def cuts(self, spaces: Collection[bytes]) -> list[HeldCut]:
         """The cuts of these namespaces, the least recently used first."""
@@ -114,15 +118,35 @@ class Catalogue:
             return Weight(sum(files.values()) + sum(cut.nbytes for cut in held), freed.freed)
 
     def foreign(self, spaces: Collection[bytes]) -> Foreign:
-        """What there is beside these namespaces."""
+        """What there is beside these namespaces; counted anew where some of that has changed."""
+        wanted = frozenset(spaces)
+        for _ in range(_ATTEMPTS):
+            before, found = self._version(wanted), self._foreign
+            if found is not None and found[:2] == (wanted, before):
+                return found[2]
+            foreign = self._count_foreign(wanted)
+            if self._version(wanted) == before:
+                self._foreign = (wanted, before, foreign)
+                break
+        return foreign
+
+    def _version(self, spaces: frozenset[bytes]) -> Version:
         with self._held.lock:
-            ledger = self._held.ledger
-            others = [cut for cut in ledger.cuts.values() if cut.space not in spaces]
+            return self._held.ledger.version(spaces)
+
+    def _count_foreign(self, spaces: frozenset[bytes]) -> Foreign:
+        """Cut by cut, so that others come in between."""
+        held, ledger = self._held, self._held.ledger
+        with held.lock:
+            cuts = list(ledger.cuts.values())
             freed = Victims(ledger)
-            for cut in others:
+        others = [cut for cut in cuts if cut.space not in spaces]
+        for cut in others:
+            with held.lock:
                 freed.add_cut(cut)
-            identities = {self._held.spaces[cut.space] for cut in others}
-            return Foreign(len(identities), len(others), freed.freed)
+        with held.lock:
+            identities = {held.spaces[space] for space in {cut.space for cut in others}}
+        return Foreign(len(identities), len(others), freed.freed)
 
     def walk(self, cancelled: Callable[[], bool] = lambda: False) -> Footprint:
         """Count every file. Raises ``OSError``, and ``Cancelled``."""

@@ -8,8 +8,8 @@ made otherwise share nothing by mistake. A cut ends at a node. All sizes are who
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -120,6 +120,13 @@ class Other(NamedTuple):
     nbytes: int
 
 
+class Version(NamedTuple):
+    """How often cuts came and went, by namespace, and files of blocks."""
+
+    cuts: Mapping[bytes, int]
+    files: int
+
+
 @dataclass(slots=True)
 class Removed:
     """What a removal lets go: rows for the index, and the block files nobody needs any more."""
@@ -145,6 +152,8 @@ class Ledger:
         self._next_node = 1
         self._clock = 0
         self._data_nbytes = 0
+        self._changes: Counter[bytes] = Counter()
+        self._lost_or_back = 0
 
     @property
     def on_disk(self) -> int:
@@ -154,6 +163,13 @@ class Ledger:
             + sum(other.nbytes for other in self.other.values())
             + self.index_nbytes
         )
+
+    def version(self, without: Collection[bytes]) -> Version:
+        """Differs from an earlier one where a cut of other namespaces than these came or went
+        since, or a block's file of whatever cut.
+        """
+        changes = {space: n for space, n in self._changes.items() if space not in without}
+        return Version(changes, self._lost_or_back)
 
     def node(self, parent: Node | None, block: bytes, digest: bytes) -> Node | None:
         """The node of that block after ``parent``, if there is one."""
@@ -229,12 +245,14 @@ class Ledger:
         """The file appeared, or is gone."""
         if file.present != present:
             file.present = present
+            self._lost_or_back += 1
             self._data_nbytes += file.nbytes if present else -file.nbytes
 
     def add_cut(self, cut: Cut, parent: Cut | None) -> None:
         """A cut whose file is on the disk and whose commit has happened."""
         assert cut.name not in self.cuts
         self.cuts[cut.name] = cut
+        self._changes[cut.space] += 1
         self._data_nbytes += cut.nbytes
         cut.parent = parent
         if parent:
@@ -327,6 +345,7 @@ class Ledger:
         Files in the result have left the books' bytes only once ``drop_block`` is called.
         """
         del self.cuts[cut.name]
+        self._changes[cut.space] += 1
         self._data_nbytes -= cut.nbytes
         ends = self._ends[_end(cut)]
         ends.remove(cut)
