@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from protocol.errors import BatonError
+from mac_decoder.reporting import traced
+from protocol.errors import BatonError, EngineFault
+
+log = logging.getLogger(__name__)
 
 
 class Work(QObject):
     """``what`` is done in a thread of its own; ``done`` or ``failed`` is then called in Qt's.
 
     ``said`` may be sent from within, and is heard in Qt's thread, too. Nothing is called any more
-    once ``owner`` is gone, or :meth:`forget` was called; the thread may outlive both.
+    once ``owner`` is gone, or :meth:`forget` was called; the thread may outlive both. What is no
+    ``BatonError`` is heard as ``EngineFault`` (``internal_error``): no window waits for ever.
     """
 
     said = Signal(object)
@@ -53,6 +58,14 @@ class Work(QObject):
             value = self._what(self)
         except BatonError as raised:
             error = raised
+        except Exception as raised:  # noqa: BLE001 - the last frame of this thread
+            log.error("work for a window broke: %s", traced(raised))
+            error = EngineFault(
+                "something in the app broke",
+                reason="internal_error",
+                found=type(raised).__name__,
+                hint="the app's log says where",
+            )
         self._ended.emit(value, error)
 
     def _tell(self, value: Any, error: BatonError | None) -> None:

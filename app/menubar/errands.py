@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from PySide6.QtCore import QUrl
-from PySide6.QtGui import QDesktopServices
-
 from app.dashboard_login import open_logged_in, open_plainly
 from app.doctor import Asked, examine
 from app.doctor_findings import Finding
@@ -24,7 +21,6 @@ from app.service import ask
 from app.view.clients import Endpoint, configuration
 from mac_decoder.config import DecoderConfig
 from protocol.addresses import is_loopback
-from protocol.errors import BatonError
 from trust.secrets import Choice
 
 
@@ -47,25 +43,22 @@ def client_configuration(client: str, told: Told) -> str:
     )
 
 
-def dashboard(told: Told, given: Given) -> Callable[[], None]:
-    """What opens the dashboard in the browser, and waits until that is there: not for Qt's thread.
+def dashboard(told: Told, given: Given, browser: Callable[[str], bool]) -> Callable[[], None]:
+    """What opens the dashboard with ``browser``, and waits until that is there: not for Qt's
+    thread.
 
     With the right to change things where the decoder is this machine's. Raises as
     ``settings.named``; what is returned, as ``open_logged_in``.
     """
     url, state = told.standing.url, decoders_state(given)
     if not is_loopback(urlsplit(url).hostname or ""):
-        return lambda: open_plainly(url, _browse)
-    return lambda: open_logged_in(url, state, _browse)
+        return lambda: open_plainly(url, browser)
+    return lambda: open_logged_in(url, state, browser)
 
 
 def decoders_state(given: Given) -> Path:
     """The decoder's state directory. Raises as ``settings.named``."""
     return DecoderConfig(model="", state_dir=given.state_dir()).state_path
-
-
-def _browse(address: str) -> bool:
-    return QDesktopServices.openUrl(QUrl(address))
 
 
 def add_node(told: Told, given: Given) -> AddNode:
@@ -96,17 +89,14 @@ def log(decoder: Decoder) -> LogWindow:
         return LogWindow(
             f"{file} (of a decoder that this app has started; any other writes its log where it "
             "was started)",
-            tail(file),
+            lambda: tail(file),
             file,
         )
     if service.log.startswith("journalctl"):
-        try:
-            said = ask([*service.log.split(), "--no-pager"], timeout_s=20).said
-        except BatonError as error:
-            said = error.message
-        return LogWindow(service.log, said, None)
+        command = [*service.log.split(), "--no-pager"]
+        return LogWindow(service.log, lambda: ask(command, timeout_s=20).said, None)
     file = Path(service.log)
-    return LogWindow(service.log, tail(file), file)
+    return LogWindow(service.log, lambda: tail(file), file)
 
 
 def first_run(chosen: Callable[[], None]) -> FirstRun:

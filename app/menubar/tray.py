@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 from app import login_item, settings
 from app.menubar import errands
 from app.menubar.background import Work
+from app.menubar.browser import Browser
 from app.menubar.decoder import Decoder
 from app.menubar.follow import Follower, Told
 from app.menubar.layout import Layout
@@ -70,6 +71,7 @@ class Tray(QObject):
         self._windows: dict[str, Window] = {}
         self._menu = QMenu()
         self._layout = Layout(self._menu, self._act)
+        self._browser = Browser(self)
         self._icon = QSystemTrayIcon(self)
         self._icon.setContextMenu(self._menu)
         self._is_open = False
@@ -284,7 +286,7 @@ class Tray(QObject):
 
     def _open_dashboard(self) -> None:
         # It waits until the browser has come, which takes a moment.
-        opening = errands.dashboard(self._told, self._given)
+        opening = errands.dashboard(self._told, self._given, self._browser.open)
         Work(lambda _: opening(), lambda _: None, self._complain, self).start()
 
     def _try(self, act: Callable[[], object]) -> None:

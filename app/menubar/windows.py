@@ -92,29 +92,39 @@ class ErrorWindow(Window):
 
 
 class LogWindow(Window):
-    """The end of a log, and where the rest of it is."""
+    """The end of a log, and where the rest of it is. ``read`` may take its time."""
 
-    def __init__(self, where: str, text: str, file: Path | None) -> None:
+    def __init__(self, where: str, read: Callable[[], str], file: Path | None) -> None:
         super().__init__("Baton: log", 820, 480)
         place = QLabel(where)
         place.setWordWrap(True)
         place.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.box.addWidget(place)
-        shown = QPlainTextEdit(text or "Nothing is written there yet.")
-        shown.setReadOnly(True)
-        shown.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        # Once it has its size.
-        bar = shown.verticalScrollBar()
-        QTimer.singleShot(0, shown, lambda: bar.setValue(bar.maximum()))
-        self.box.addWidget(shown)
+        self._text = ""
+        self._shown = QPlainTextEdit("Reading…")
+        self._shown.setReadOnly(True)
+        self._shown.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self._shown.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.box.addWidget(self._shown)
         more: list[tuple[str, Callable[[], object]]] = [
-            ("Copy", lambda: QGuiApplication.clipboard().setText(text))
+            ("Copy", lambda: QGuiApplication.clipboard().setText(self._text))
         ]
         if file is not None and file.exists():
             url = QUrl.fromLocalFile(str(file.parent))
             more.append(("Open folder", lambda: QDesktopServices.openUrl(url)))
         self.add_buttons(*more)
+        work = Work(lambda _: read(), self._show, self._failed, self).start()
+        self.finished.connect(work.forget)
+
+    def _show(self, text: str) -> None:
+        self._text = text
+        self._shown.setPlainText(text or "Nothing is written there yet.")
+        # Once it has its size.
+        bar = self._shown.verticalScrollBar()
+        QTimer.singleShot(0, self._shown, lambda: bar.setValue(bar.maximum()))
+
+    def _failed(self, error: BatonError) -> None:
+        self._show("\n".join(filter(None, (error.message, error.hint))))
 
 
 class CheckUp(Window):

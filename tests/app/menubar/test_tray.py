@@ -15,11 +15,12 @@ import pytest
 pytest.importorskip("PySide6.QtWidgets", reason="Qt is not installed", exc_type=ImportError)
 
 from platformdirs import user_state_path
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QApplication, QMenu
 
 from app import install, login_item
-from app.menubar import errands, place, tray
+from app.menubar import browser, errands, place, tray
 from app.menubar.decoder import Decoder
 from app.menubar.follow import Told
 from app.menubar.layout import Layout
@@ -307,12 +308,39 @@ def test_the_dashboard_is_opened_beside_the_window_and_what_goes_wrong_is_shown(
     assert desk.tray._windows["error"].isVisible()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_the_browser_is_opened_in_qts_thread(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    opened: list[tuple[str, bool]] = []
+
+    class Services:
+        @staticmethod
+        def openUrl(url: QUrl) -> bool:
+            here = threading.current_thread() is threading.main_thread()
+            opened.append((url.toString(), here))
+            return there
+
+    def plainly(url: str, state: Path, browser: Callable[[str], bool]) -> None:
+        if not browser(f"{url}/"):
+            raise ConfigError("no browser", reason="browser_missing")
+        raise ConfigError("it came", reason="it_came")
+
+    monkeypatch.setattr(browser, "QDesktopServices", Services)
+    monkeypatch.setattr(errands, "open_logged_in", plainly)
+    desk.line("Open dashboard").trigger()
+    spin(lambda: bool(desk.shown("error")))
+    assert opened == [(f"{desk.tray._told.standing.url}/", True)]
+    assert desk.shown("error")[-1]["reason"] == ("it_came" if there else "browser_missing")
+
+
 def test_another_machines_dashboard_is_opened_without_a_login(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(errands, "open_plainly", lambda url, browser: opened.append(url))
-    errands.dashboard(Told(Standing("connected", "https://desk.local:8000")), Given())()
+    told = Told(Standing("connected", "https://desk.local:8000"))
+    errands.dashboard(told, Given(), pytest.fail)()
     assert opened == ["https://desk.local:8000"]
 
 

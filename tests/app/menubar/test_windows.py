@@ -15,15 +15,17 @@ pytest.importorskip("PySide6.QtWidgets", reason="Qt is not installed", exc_type=
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+from PySide6.QtWidgets import QApplication, QLabel, QPlainTextEdit, QPushButton
 from shiboken6 import isValid
 
 from app.discovery import Seen
 from app.doctor_findings import Finding
+from app.menubar import errands
 from app.menubar.add_node import AddNode
 from app.menubar.background import _going_on
 from app.menubar.pairing import Paired, Pairing, Say
 from app.menubar.windows import CheckUp, ErrorWindow, LogWindow, Window
+from app.service import Done, Installed
 from protocol.errors import BatonError, ConfigError, TransferError
 from tests.app.menubar.spinning import spin
 
@@ -247,13 +249,63 @@ def test_a_check_up_that_fails_says_why() -> None:
     window.close()
 
 
+def shown_by(window: LogWindow) -> str:
+    return window.findChildren(QPlainTextEdit)[0].toPlainText()
+
+
 def test_a_log_is_shown_from_its_end_and_copied(tmp_path: Path) -> None:
     text = "\n".join(f"line {number}" for number in range(300))
-    window = LogWindow("here", text, tmp_path / "none")
+    window = LogWindow("here", lambda: text, tmp_path / "none")
     window.open_in_front()
+    spin(lambda: text in shown_by(window))
     button(window, "Copy").click()
     assert QGuiApplication.clipboard().text() == text
     assert not [one for one in window.findChildren(QPushButton) if one.text() == "Open folder"]
+    window.close()
+
+
+def test_a_log_that_takes_its_time_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def ask(command: list[str], timeout_s: float) -> Done:
+        assert command == ["journalctl", "--unit=u", "--no-pager"]
+        assert goes_on.wait(10)
+        return Done(0, "what it said")
+
+    monkeypatch.setattr(errands, "ask", ask)
+    decoder: Any = SimpleNamespace(
+        service=Installed("u", tmp_path / "u", (), True, "journalctl --unit=u")
+    )
+    window = errands.log(decoder)
+    assert shown_by(window) == "Reading…"
+    goes_on.set()
+    spin(lambda: shown_by(window) == "what it said")
+    window.close()
+
+
+def test_a_log_that_cannot_be_read_says_why() -> None:
+    def read() -> str:
+        raise ConfigError("no journal", reason="service_failed")
+
+    window = LogWindow("here", read, None)
+    spin(lambda: shown_by(window) == "no journal")
+    window.close()
+
+
+def test_what_nobody_has_thought_of_ends_too_and_says_no_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def examine() -> list[Finding]:
+        raise ValueError("a secret")
+
+    window = CheckUp(examine)
+    spin(lambda: "internal_error" in window._text.toPlainText())
+    assert window._busy.isHidden()
+    assert "ValueError" in window._text.toPlainText()
+    assert "examine (" in caplog.text
+    assert "a secret" not in caplog.text + window._text.toPlainText()
     window.close()
 
 
