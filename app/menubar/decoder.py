@@ -29,8 +29,8 @@ _LIFELINE: Final = (sys.executable, "-m", "app.lifeline")
 
 class Child:
     """A running `baton serve` under a lifeline: it ends when this process lets go of it, or is
-    gone. What it says goes to a log; ``ended`` is called with its exit status, in a thread of
-    its own.
+    gone. From :meth:`listen` on, what it says goes to a log, and ``ended`` is called with its exit
+    status in a thread of its own.
     """
 
     def __init__(
@@ -58,6 +58,11 @@ class Child:
         finally:
             os.close(lifeline)
         self._reader = threading.Thread(target=self._read, name="baton-decoder-log", daemon=True)
+
+    def listen(self) -> None:
+        """Begin to keep what it says. Not before the caller is ready for its end, which comes at
+        once where it is gone already.
+        """
         self._reader.start()
 
     def ask_to_end(self) -> None:
@@ -186,7 +191,7 @@ class Decoder:
             self._asked_to_end = self._again = False
             self._settings = settings_now()
             try:
-                self._child = Child(self._command, self.log, self._has_ended)
+                child = Child(self._command, self.log, self._has_ended)
             except OSError as error:
                 raise ConfigError(
                     "the decoder cannot be started",
@@ -194,6 +199,8 @@ class Decoder:
                     field="decoder",
                     found=error.strerror,
                 ) from error
+            self._child = child
+            child.listen()
 
     def _stop(self) -> None:
         self._look()

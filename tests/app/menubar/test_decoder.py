@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,24 @@ def test_one_that_ends_by_itself_is_told_of_with_its_last_words(desk) -> None:
     until(lambda: not found.decoder.ours)
 
 
+def test_one_that_is_gone_before_anything_else_happens_is_not_coming(desk, monkeypatch) -> None:
+    class Gone(threading.Thread):
+        """As a thread that goes first, however short its work."""
+
+        def start(self) -> None:
+            super().start()
+            if self.name == "baton-decoder-log":
+                self.join()
+
+    monkeypatch.setattr(decoder_module.threading, "Thread", Gone)
+    found = desk(REFUSES)
+    found.decoder.start()
+    until(lambda: found.changes == 2)
+    assert [error.reason for error in found.errors] == ["child_failed"]
+    assert not found.decoder.coming
+    assert not found.decoder.ours
+
+
 def test_quitting_ends_the_child(desk) -> None:
     found = desk()
     found.decoder.start()
@@ -172,6 +191,7 @@ def test_the_child_ends_with_an_app_that_is_killed(tmp_path: Path) -> None:
         "from app.menubar.logfile import LogFile\n"
         f"command = [sys.executable, '-c', {SERVES!r}]\n"
         f"child = Child(command, LogFile(Path({str(log)!r})), print)\n"
+        "child.listen()\n"
         "time.sleep(600)\n"
     )
     app = subprocess.Popen([sys.executable, "-c", program])
