@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.dashboard import addresses
@@ -21,13 +21,19 @@ from app.dashboard.sealed import Sealed
 from mac_decoder.api import plain
 from mac_decoder.api.errors import error_response
 from mac_decoder.api.face import Facing
-from mac_decoder.api.guard import refuse
+from mac_decoder.api.guard import refuse, takes_html
+from mac_decoder.api.sessions import Sessions
 from protocol.errors import BatonError, CapacityError, ConfigError, RequestError
 
 log = logging.getLogger(__name__)
 
 MOST_PAGES: Final = 16
 """Pages that are open at once, each with its WebSocket or a request that polls."""
+
+MOST_MANAGING: Final = 4
+"""Further ones, for sessions that may manage: nobody else's pages keep them out."""
+
+_HERE: Final = "This is a page of Baton's dashboard: open it in a browser.\n"
 
 
 class Dashboard:
@@ -71,6 +77,13 @@ class Dashboard:
         await self._running.aclose()
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asks = scope["path"] in addresses.PAGES
+        if asks and (scope["method"] == "HEAD" or not takes_html(_accepted(scope))):
+            # Somebody who looks whether it answers: a page is held for those who look at it.
+            await PlainTextResponse(_HERE, headers={"cache-control": "no-store"})(
+                scope, receive, send
+            )
+            return
         try:
             pages = await self._started()
         except BatonError as error:
@@ -86,7 +99,8 @@ class Dashboard:
             missing = RequestError("there is nothing at this address", reason="route_not_found")
             await refuse(missing, scope, receive, send)
             return
-        if self._connections >= MOST_PAGES:
+        may_manage = self._facing.sessions.may_manage(scope.get(Sessions.SCOPE))
+        if self._connections >= MOST_PAGES + (MOST_MANAGING if may_manage else 0):
             busy = CapacityError("too many pages are open", reason="too_many_pages")
             self._facing.refusals.count(busy.reason)
             await refuse(busy, scope, receive, send)
@@ -136,6 +150,10 @@ class Dashboard:
 def _failed(starting: asyncio.Task[ASGIApp]) -> bool:
     """Whether it is to be begun anew: what was missing may be there now."""
     return starting.done() and (starting.cancelled() or starting.exception() is not None)
+
+
+def _accepted(scope: Scope) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
 
 
 def _apology(error: BatonError) -> Response:

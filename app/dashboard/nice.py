@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from mac_decoder.api.face import MOST_HEARD_BYTES, Facing
 from mac_decoder.api.guard import refuse
+from mac_decoder.api.sessions import Sessions
 from mac_decoder.reporting import traced
 from protocol.errors import CapacityError
 
@@ -29,11 +30,14 @@ os.environ.pop("NICEGUI_REDIS_URL", None)
 from nicegui import Client, app, core, ui
 
 from app.dashboard import addresses, pages
+from app.dashboard.mount import MOST_MANAGING
 
 log = logging.getLogger(__name__)
 
 MOST_CLIENTS: Final = 64
-"""Pages that are held in memory; one that no browser goes on with goes after a minute."""
+"""Pages that are held in memory. One that no browser goes on with makes room for another, and
+goes after a minute. Sessions that may manage have as many more as they may have open.
+"""
 
 _ICON: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
@@ -80,22 +84,43 @@ def build(facing: Facing) -> Built:
         tailwind=False,
         show_welcome_message=False,
     )
-    return Built(_Bounded(around))
+    return Built(Bounded(around, facing))
 
 
-class _Bounded:
+class Bounded:
     """Makes no more pages than memory is for."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, facing: Facing) -> None:
         self._app = app
+        self._facing = facing
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         makes_one = scope["type"] == "http" and scope["path"] in addresses.PAGES
-        if makes_one and len(Client.instances) >= MOST_CLIENTS:
+        if makes_one and not self._has_room(self._may_manage(scope)):
             busy = CapacityError("too many pages are open", reason="too_many_pages")
+            self._facing.refusals.count(busy.reason)
             await refuse(busy, scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _has_room(self, may_manage: bool) -> bool:
+        """Whether another page may be made, after one that no browser has gone on with has gone."""
+        if len(Client.instances) < MOST_CLIENTS + (MOST_MANAGING if may_manage else 0):
+            return True
+        unused = [
+            (self._may_manage(one.request.scope), one.created, one.id)
+            for one in Client.instances.values()
+            if one.environ is None
+        ]
+        # Not those of whoever may manage for somebody who may not; else the oldest.
+        oldest = min(unused, default=None)
+        if oldest is None or (oldest[0] and not may_manage):
+            return False
+        Client.instances[oldest[2]].delete()
+        return True
+
+    def _may_manage(self, scope: Any) -> bool:
+        return self._facing.sessions.may_manage(scope.get(Sessions.SCOPE))
 
 
 def _note(error: Exception) -> None:

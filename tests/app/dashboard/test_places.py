@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.dashboard.mount import Dashboard
+from app.dashboard.mount import MOST_MANAGING, MOST_PAGES, Dashboard
 from mac_decoder.api.door import Refusals
+from mac_decoder.api.sessions import Sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -56,10 +57,15 @@ async def pages() -> Pages:
 
 
 @pytest.fixture
-async def dashboard(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> Dashboard:
+def refusals() -> Refusals:
+    return Refusals()
+
+
+@pytest.fixture
+async def dashboard(pages: Pages, refusals: Refusals, monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     monkeypatch.setattr(Dashboard, "_build", pages.build)
     sessions = SimpleNamespace(may_manage=lambda session: session == "manages")
-    return Dashboard(cast(Any, SimpleNamespace(sessions=sessions, refusals=Refusals())))
+    return Dashboard(cast(Any, SimpleNamespace(sessions=sessions, refusals=refusals)))
 
 
 async def told(dashboard: Dashboard, scope: Mapping[str, Any]) -> list[Any]:
@@ -88,4 +94,41 @@ async def test_what_failed_to_begin_is_begun_anew(dashboard: Dashboard, pages: P
     assert b"pip install" in first[1]["body"]
     assert (await told(dashboard, page()))[0]["status"] == 200
     assert pages.made == 1
+    await dashboard.close()
+
+
+@pytest.mark.parametrize("asked", [page(b"*/*"), page(b""), page(b"text/html", "HEAD")])
+async def test_who_only_looks_whether_it_answers_is_made_no_page(
+    dashboard: Dashboard, pages: Pages, asked: dict[str, Any]
+) -> None:
+    answered = await told(dashboard, asked)
+    assert answered[0]["status"] == 200
+    assert b"open it in a browser" in answered[1]["body"] or asked["method"] == "HEAD"
+    assert pages.made == 0
+
+
+def connection(session: object) -> dict[str, Any]:
+    return {
+        "type": "websocket",
+        "path": "/_nicegui_ws/socket.io/",
+        "extensions": {},
+        Sessions.SCOPE: session,
+    }
+
+
+async def test_others_pages_keep_out_nobody_who_may_manage(
+    dashboard: Dashboard, pages: Pages, refusals: Refusals
+) -> None:
+    open_ones = [
+        asyncio.create_task(told(dashboard, connection(session)))
+        for session in [None] * MOST_PAGES + ["manages"] * MOST_MANAGING
+    ]
+    await asyncio.sleep(0)
+    for session in (None, "looks", "manages"):
+        refused = await asyncio.wait_for(told(dashboard, connection(session)), 5)
+        assert refused[0]["type"].startswith("websocket."), session
+    assert refusals.counts["too_many_pages"] == 3
+    assert not any(one.done() for one in open_ones)
+    pages.let_go.set()
+    await asyncio.gather(*open_ones)
     await dashboard.close()
