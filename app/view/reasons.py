@@ -10,7 +10,7 @@ from mac_decoder.reuse.ladder import SHORTFALLS
 MEANINGS: Final[dict[str, str]] = {
     "cut_at_end": "Everything but the last token was held.",
     "nothing_to_prefill": "One token: there is nothing to prefill.",
-    "durable_out_of_space": "Served from memory; the disk had no room for it.",
+    "durable_out_of_space": "From memory; the disk had no room for it, or it was deleted there.",
     "handoff_resumed": "A lost connection was made again, and the handoff went on.",
     "cut_gone": "The cut was let go of in the meantime.",
     "restore_broke": "A fault of Baton's own; the log has the place.",

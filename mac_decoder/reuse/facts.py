@@ -19,7 +19,8 @@ Publication = Literal["pending", "published", "superseded", "out_of_space", "ref
 
 ``pending``: not ended. ``published``: committed. ``superseded``: a true extension is committed
 in its place, and vouches for it. ``out_of_space``: the cap, the floor or the
-queue left no room, or took it away again. ``refused``: the durable tier would not have it.
+queue left no room, or took it away again, or somebody deleted it who keeps house.
+``refused``: the durable tier would not have it.
 ``invalid``: its bytes were found to differ from those that were authenticated.
 """
 

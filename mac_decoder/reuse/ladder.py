@@ -71,8 +71,8 @@ def served_depth(offer: Offer, durable: Holding | None) -> int:
 
     Without a durable tier as deep as it holds. With one, as deep as the deepest authenticated
     cut of the same chain, be it this one or what superseded it; the whole cut while its own
-    publication is pending, and where space was all that was lacking; nothing of it once that
-    ended as refused or invalid.
+    publication is pending, and where space was all that was lacking, or it was deleted to make
+    some; nothing of it once that ended as refused or invalid.
     """
     if durable is None:
         return offer.position
