@@ -173,7 +173,10 @@ class Housekeeping:
         return self._begin("clear", work)
 
     async def close(self) -> None:
-        """Cancel what runs, and end the threads; before the engine and the keeper are closed."""
+        """Cancel what runs, and end the threads; before the keeper is closed.
+
+        The engine may have been closed by then, or be dead: it has nothing to look at any more.
+        """
         self._closing.set()
         if self.latest is not None:
             self.latest.cancel()

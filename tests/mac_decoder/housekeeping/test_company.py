@@ -10,16 +10,20 @@ import pytest
 
 from mac_decoder.engine.facade import Engine
 from mac_decoder.engine.model import LoadedModel
+from mac_decoder.engine.sequences import Sequences
 from mac_decoder.housekeeping.house import Housekeeping
+from mac_decoder.store.store import Store
+from protocol.errors import EngineFault
 from tests.mac_decoder.engine.drive import Told, ask, loaded_copy, prompt, running, told
 from tests.mac_decoder.engine.test_reuse import (
+    KEY,
     SETTINGS,
     check_replay,
     keeper_for,
     last_live,
     settled,
 )
-from tests.mac_decoder.housekeeping.test_house import walked
+from tests.mac_decoder.housekeeping.test_house import Gate, Gated, walked
 
 Checkpoint = Callable[..., Path]
 
@@ -182,22 +186,66 @@ def test_a_conversation_is_forgotten_in_every_tier_and_its_branch_stays(
     asyncio.run(main())
 
 
-def test_a_fault_of_the_engine_ends_no_look_and_no_deletion(path: Path) -> None:
-    """Whoever asks a thread that has died hears at once that it has nothing."""
+def test_a_fault_of_the_engine_ends_no_look_and_no_deletion(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The MLX thread dies of what an operation asks it, while a look waits for it too."""
+
+    def breaks(*arguments: object) -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed")
 
     async def main() -> None:
-        keeper = keeper_for(path)
+        keeper = keeper_for(path, tmp_path)
         async with running(path, SETTINGS, keeper=keeper) as engine:
             house = Housekeeping(keeper, engine)
             await told(engine, ask(prompt(300), 4))
             await settled(engine)
+            assert await asyncio.to_thread(keeper.drain, 20)
+            before = walked(tmp_path)
+            assert before
+            monkeypatch.setattr(Sequences, "forget", breaks)
+            operation = house.clear()
             asking = asyncio.create_task(house.conversations())
-            await asyncio.sleep(0)
-            await engine.close()
-            await asking
+            gone = await asyncio.wait_for(operation.result(), 20)
+            fault = await asyncio.wait_for(engine.failed(), 20)
+            assert (type(fault), fault.found) == (EngineFault, "RuntimeError")
+            await asyncio.wait_for(asking, 20)
+            assert (gone.live, gone.files) == (0, len(before))
+            assert gone.cuts > 0
+            assert keeper.resident.stats().cuts == 0
+            assert walked(tmp_path) == {}
             assert await engine.live() == ()
-            gone = await house.clear().result()
-            assert (gone.live, keeper.resident.stats().cuts) == (0, 0)
+            assert (await house.conversations()).shown == ()
             await house.close()
+
+    asyncio.run(main())
+
+
+def test_the_engine_is_closed_before_an_operation_ends(path: Path, tmp_path: Path) -> None:
+    """As when the decoder stops: open answers end first."""
+
+    async def main() -> None:
+        disk, gate = Gated(), Gate()
+        keeper = keeper_for(path)
+        keeper.attach(Store.open(tmp_path, KEY, 1 << 28, 0, disk, keeper.heard))
+        async with running(path, SETTINGS, keeper=keeper) as engine:
+            house = Housekeeping(keeper, engine)
+            for text in texts()[1:]:
+                await told(engine, ask(text, 4))
+                await settled(engine)
+            assert await asyncio.to_thread(keeper.drain, 20)
+            disk.before["unlink"] = gate
+            operation = house.clear()
+            assert await asyncio.to_thread(gate.reached.wait, 20)
+            await engine.close()
+            assert operation.state == "running"
+            closing = asyncio.create_task(house.close())
+            await asyncio.sleep(0)
+            gate.go.set()
+            await asyncio.wait_for(closing, 20)
+            assert operation.state == "cancelled"
+            assert operation.outcome is not None
+            assert operation.outcome.live == 2
+            assert operation.outcome.files > 0
 
     asyncio.run(main())
