@@ -18,7 +18,10 @@ from app.app_icon import png
 from protocol.errors import ConfigError
 
 FILE_NAME: Final = "baton.desktop"
-ICON: Final = "baton"
+ICON: Final = "llm.baton.app"
+"""A theme's directory is everybody's, and an icon cannot say whose it is: by a name that nobody else
+takes, what is replaced and removed is ours."""
+
 SIZES: Final = (48, 64, 128, 256, 512)
 
 _FIRST_LINE: Final = "# Written by `baton app`, which replaces and removes it."

@@ -32,7 +32,9 @@ def test_on_linux_it_is_in_the_menu_and_opens_at_login(
     monkeypatch.setattr(sys, "platform", "linux")
     app_install.install()
     assert str(desktop_entry.place("application")) in capsys.readouterr().out.replace("\n", "")
-    icons = [f".local/share/icons/hicolor/{n}x{n}/apps/baton.png" for n in desktop_entry.SIZES]
+    icons = [
+        f".local/share/icons/hicolor/{n}x{n}/apps/llm.baton.app.png" for n in desktop_entry.SIZES
+    ]
     entries = [".config/autostart/baton.desktop", ".local/share/applications/baton.desktop"]
     assert files_in(home) == sorted([*entries, *icons])
     app_install.install()

@@ -93,7 +93,7 @@ def test_the_entry_of_the_menu_is_this() -> None:
         "GenericName": "Language model server",
         "Comment": "Prefill on an NVIDIA machine, decode here",
         "Exec": "/venv/bin/python -P -m app.cli app",
-        "Icon": "baton",
+        "Icon": "llm.baton.app",
         "Terminal": "false",
         "StartupNotify": "false",
         "Categories": "Utility;",
@@ -192,12 +192,22 @@ def test_icons_are_put_in_every_size_and_taken_away_and_the_theme_is_new(home: P
     assert len(found) == len(desktop_entry.SIZES)
     for file in found:
         width = struct.unpack_from(">I", file.read_bytes(), 16)[0]
-        assert file == theme / f"{width}x{width}" / "apps" / "baton.png"
+        assert file == theme / f"{width}x{width}" / "apps" / "llm.baton.app.png"
     os.utime(theme, (0, 0))
     desktop_entry.take_icons_away()
     assert [*theme.rglob("*.png")] == []
     assert theme.stat().st_mtime > 0
     desktop_entry.take_icons_away()
+
+
+def test_another_programs_icon_of_the_name_baton_stays(home: Path) -> None:
+    theirs = home / ".local/share/icons/hicolor/48x48/apps/baton.png"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"a conductor's")
+    desktop_entry.put_icons()
+    assert theirs.read_bytes() == b"a conductor's"
+    desktop_entry.take_icons_away()
+    assert theirs.read_bytes() == b"a conductor's"
 
 
 def test_where_nothing_can_be_written_the_refusal_says_so(home: Path) -> None:
