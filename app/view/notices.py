@@ -38,14 +38,15 @@ class Notice:
 @dataclass(frozen=True)
 class Memory:
     """What has to be remembered from one snapshot to the next. ``ready`` are producers that
-    were, by name; ``missing`` since when those are gone; ``lost`` those that were told of.
+    were, by name; ``missing`` since when those are gone; ``lost`` those that were told of;
+    ``without_room`` how many caches found no room, ``None`` until this process has said so.
     """
 
     process: str = ""
     ready: frozenset[str] = frozenset()
     missing: Mapping[str, float] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
-    without_room: int = 0
+    without_room: int | None = None
     room_told_at: float | None = None
 
 
@@ -53,7 +54,8 @@ def events(memory: Memory, snapshot: Snapshot, now: float) -> tuple[Memory, tupl
     """What to tell of a new snapshot, and what to remember; ``now`` in seconds that only grow."""
     told: list[Notice] = []
     if memory.process != snapshot.decoder.process:
-        # Its producers have yet to be met again, and its counts begin at 0.
+        # Its producers have yet to be met again. What it has counted is not of now: it may have
+        # run for weeks before this app.
         memory = Memory(snapshot.decoder.process, room_told_at=memory.room_told_at)
     memory = _producers(memory, snapshot, now, told)
     return _disk(memory, snapshot, now, told), tuple(told)
@@ -82,9 +84,11 @@ def _producers(memory: Memory, snapshot: Snapshot, now: float, told: list[Notice
 
 def _disk(memory: Memory, snapshot: Snapshot, now: float, told: list[Notice]) -> Memory:
     durable = snapshot.cache.durable
-    count = sum(durable.counts.get(reason, 0) for reason in _NO_ROOM) if durable else 0
+    if durable is None:
+        return memory
+    count = sum(durable.counts.get(reason, 0) for reason in _NO_ROOM)
     before, at = memory.without_room, memory.room_told_at
-    if count > before and (at is None or now - at >= CALM_S):
+    if before is not None and count > before and (at is None or now - at >= CALM_S):
         at = now
         told.append(Notice("disk_full", "The disk is nearly full", _NO_MORE))
     return replace(memory, without_room=count, room_told_at=at)

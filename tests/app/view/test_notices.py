@@ -109,8 +109,22 @@ def test_the_cap_that_was_asked_for_is_no_news() -> None:
     assert kinds((0, short_of_room(0)), (1, short_of_room(9, "store_over_cap"))) == []
 
 
+def test_a_disk_that_was_full_before_the_app_began_is_no_news() -> None:
+    assert kinds((0, short_of_room(7)), (1, short_of_room(7))) == []
+    assert kinds((0, short_of_room(7)), (1, short_of_room(8))) == ["disk_full"]
+    cache = msgspec.structs.replace(IDLE.cache, durable=None)
+    unknown = msgspec.structs.replace(IDLE, cache=cache)
+    assert kinds((0, unknown), (1, short_of_room(7)), (2, unknown), (3, short_of_room(7))) == []
+
+
 def test_a_decoder_that_starts_again_does_not_bring_the_full_disk_back() -> None:
-    assert kinds((0, short_of_room(3)), (1, restarted(short_of_room(2)))) == ["disk_full"]
+    first = ((0.0, short_of_room(2)), (1.0, short_of_room(3)))
+    assert kinds(*first, (2, restarted(short_of_room(2)))) == ["disk_full"]
+    assert kinds(*first, (2, restarted(short_of_room(0))), (3, restarted(short_of_room(1)))) == [
+        "disk_full"
+    ]
+    again = (CALM_S + 2, restarted(short_of_room(0))), (CALM_S + 3, restarted(short_of_room(1)))
+    assert kinds(*first, *again) == ["disk_full", "disk_full"]
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from(("ready", "down", "connecting")))))
