@@ -63,7 +63,10 @@ const OPS = {
     if (!holder) return;
     const keyed = [...holder.children].filter((row) => row.dataset.key);
     const old = new Map(keyed.map((row) => [row.dataset.key, row]));
-    let at = keyed[0] ?? null;
+    // First, so that those that stay are where they belong: a row that is moved loses the focus.
+    const stay = new Set(order);
+    old.forEach((row, key) => stay.has(key) || row.remove());
+    let at = keyed.find((row) => row.isConnected) ?? null;
     order.forEach((key, place) => {
       let row = old.get(key);
       if (row && key in changed) {
@@ -74,10 +77,8 @@ const OPS = {
       }
       if (row === at) at = at.nextElementSibling;
       else holder.insertBefore(row, at);
-      old.delete(key);
       if (base) replace_paths(row, base, place);
     });
-    old.forEach((row) => row.remove());
     filter();
   },
   text(id, texts) {

@@ -1,0 +1,80 @@
+"""What ``live.js`` does in a browser, alone with a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from app.dashboard import pages
+from tests.e2e.browsing import CHROMIUM, chromium
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+SCRIPT = Path(pages.__file__).with_name("live.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    made = browser.new_page()
+    yield made
+    made.close()
+
+
+def shown(page: Page, html: str, *, hidden: bool = False) -> None:
+    """Mount it with this HTML; what it says is in ``said``."""
+    page.evaluate(
+        """async ([script, html, hidden]) => {
+            Object.defineProperty(document, "hidden", { get: () => hidden });
+            const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+            const { default: live } = await import(address);
+            window.said = [];
+            window.patch = live.methods.patch;
+            live.mounted.call({ html, $emit: (name, told) => window.said.push([name, told]) });
+        }""",
+        [SCRIPT, html, hidden],
+    )
+
+
+def patch(page: Page, *changes: Any) -> None:
+    page.evaluate("(changes) => window.patch(changes)", list(changes))
+
+
+def row(key: str) -> str:
+    return f'<li data-key="{key}"><button id="{key}">{key}</button></li>'
+
+
+def order(page: Page) -> list[str]:
+    return page.eval_on_selector_all("li", "all => all.map(one => one.dataset.key)")
+
+
+@pytest.mark.parametrize(
+    "after", [["b", "c"], ["b"], ["new", "b", "c"], ["b", "c", "new"], ["new", "b"]]
+)
+def test_rows_that_stay_keep_the_focus(page: Page, after: list[str]) -> None:
+    shown(page, f'<ul data-part="r"><p>before</p>{row("a")}{row("b")}{row("c")}</ul>')
+    page.focus("#b")
+    changed = {key: row(key) for key in after if key == "new"}
+    patch(page, ("rows", "r", after, changed, ""))
+    assert order(page) == after
+    assert page.evaluate("document.activeElement.id") == "b"
+    assert page.evaluate("document.querySelector('ul').firstElementChild.tagName") == "P"
+
+
+def test_rows_are_put_in_order_and_all_may_go(page: Page) -> None:
+    shown(page, f'<ul data-part="r">{row("a")}{row("b")}{row("c")}</ul>')
+    patch(page, ("rows", "r", ["c", "a"], {}, ""))
+    assert order(page) == ["c", "a"]
+    patch(page, ("rows", "r", ["d"], {"d": row("d")}, ""))
+    assert order(page) == ["d"]
+    patch(page, ("rows", "r", [], {}, ""))
+    assert order(page) == []
