@@ -19,8 +19,8 @@ from protocol.errors import ConfigError
 
 FILE_NAME: Final = "baton.desktop"
 ICON: Final = "llm.baton.app"
-"""A theme's directory is everybody's, and an icon cannot say whose it is: by a name that nobody else
-takes, what is replaced and removed is ours."""
+"""A theme's directory is everybody's, and an icon cannot say whose it is: by a name that nobody
+else takes, what is replaced and removed is ours."""
 
 SIZES: Final = (48, 64, 128, 256, 512)
 
