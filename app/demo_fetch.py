@@ -145,9 +145,9 @@ def address(page: httpx.Response, index: str) -> str:
             urls = links.found
         found = urldefrag(urljoin(str(page.url), urls[0])).url if urls else ""
     except (ValueError, LookupError, TypeError) as error:
-        raise _unavailable(f"{index} is no package index") from error
+        raise _unavailable(f"{_shown(index)} is no package index") from error
     if urlsplit(found).scheme not in ("https", urlsplit(index).scheme):
-        raise _unavailable(f"{index} does not have {WHEEL}")
+        raise _unavailable(f"{_shown(index)} does not have {WHEEL}")
     return found
 
 
@@ -190,7 +190,10 @@ def _client() -> Iterator[httpx.Client]:
         raise _unavailable(
             f"{error.request.url.host} answers {error.response.status_code}"
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except httpx.InvalidURL as error:
+        # It says which part of the address is wrong, which may be of a password.
+        raise _unavailable("the address of pip's package index is none") from error
+    except httpx.HTTPError as error:
         raise _unavailable(str(error) or type(error).__name__) from error
 
 
@@ -199,7 +202,7 @@ def _page(client: httpx.Client, index: str) -> httpx.Response:
     page = client.get(f"{index.rstrip('/')}/{project}/", headers={"accept": _ACCEPT})
     page.raise_for_status()
     if len(page.content) > _MOST_PAGE:
-        raise _unavailable(f"{index} is no package index")
+        raise _unavailable(f"{_shown(index)} is no package index")
     return page
 
 
@@ -229,6 +232,12 @@ def _receive(client: httpx.Client, url: str, part: Path, tell: Tell, stop: Stop)
                     told = time.monotonic()
                     tell(Progress("fetch", have, total))
     tell(Progress("fetch", have, total))
+
+
+def _shown(index: str) -> str:
+    """An index's address for people: without the user's name and password that it may hold."""
+    parts = urlsplit(index)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _require_room(root: Path) -> None:

