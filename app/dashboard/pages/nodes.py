@@ -22,9 +22,12 @@ from app.discovery import browse
 from app.node_registry import Registry, link_name
 from app.view.comparisons import History, history
 from app.view.nodes import NO_PRODUCER, Producer, producers
+from protocol.control.messages import Description
 from protocol.errors import BatonError, RequestError, TransferError
+from protocol.identity import Identity, identity_differences
 from protocol.pairing.code import MAX_TYPED, read_code
 from protocol.status.snapshot import Nodes
+from trust.control import Control
 from trust.own import machine_name
 from trust.peers import Peer
 from trust.secrets import Choice
@@ -69,6 +72,7 @@ class NodesPage:
         self._open_registry = partial(Registry, state, secrets)
         self._memo = Memo()
         self._nodes: Nodes | None = None
+        self._identity: Identity | None = None
         self._known: Mapping[str, _Known] = {}
         self._reading: asyncio.Task[None] | None = None
         self._read_for: object = None
@@ -79,6 +83,7 @@ class NodesPage:
         """Every part."""
         nodes, memo, tick = seen.snapshot.nodes, self._memo, int(seen.now / _AGE_S)
         self._nodes = nodes
+        self._identity = seen.snapshot.decoder.identity
         if self._read_for is not None and _told(nodes) != self._read_for:
             self._read()
         inputs = (nodes, tick, self._known, seen.may_manage)
@@ -206,9 +211,8 @@ class NodesPage:
         adding = self._adding
         host = str(said.get("host") or "")[:_LONGEST_HOST].strip()
         called = str(said.get("called") or "")[:_LONGEST_NAME].strip() or None
-        self._show_adding(
-            replace(adding, says=f"Pairing with {host}…", wrong=None, busy=True), browser
-        )
+        pairing = replace(adding, says=f"Pairing with {host}…", wrong=None, busy=True)
+        self._show_adding(pairing, browser)
         words = str(said.get("words") or "")[:MAX_TYPED].strip()
         try:
             kept = await asyncio.to_thread(self._paired, host, words, called)
@@ -216,10 +220,14 @@ class NodesPage:
             if self._adding is not None:
                 self._show_adding(replace(adding, wrong=error, says=""), browser)
             return
-        self._adding = None
         gone = "".join(f" {name}, which had this address, is forgotten." for name in kept.replaced)
-        told = f"Paired with {kept.peer.name}: it is compared with this machine now.{gone}"
-        browser.tell([("close",), _say(told)])
+        found = await asyncio.to_thread(_described, kept.peer)
+        told = f"Paired with {kept.peer.name}. {_serves(kept.peer, found, self._identity)}{gone}"
+        # It can be left meanwhile, and another begun.
+        if self._adding is pairing:
+            self._adding = None
+            browser.tell([("close",)])
+        browser.tell([_say(told)])
         self._read()
 
     def _paired(self, host: str, words: str, called: str | None) -> node_pairing.Kept:
@@ -261,6 +269,32 @@ class NodesPage:
         return Rows(
             {one.name: _node(one, self._known.get(one.name), seen.may_manage) for one in found}
         )
+
+
+def _described(peer: Peer) -> Description | BatonError:
+    """What a producer is, or why it did not say: that is no failure of pairing."""
+    try:
+        with Control.open(node_pairing.address_of(peer), peer.record) as control:
+            return control.describe()
+    except BatonError as error:
+        return error
+
+
+def _serves(peer: Peer, found: Description | BatonError, ours: Identity | None) -> str:
+    """What a producer serves, and what comes of it: it is compared where the model is the same."""
+    send = f"baton node send '{peer.name}' sends it this machine's."
+    if isinstance(found, BatonError):
+        return f"It does not say what it serves ({found.reason})."
+    if found.state == "waiting":
+        return f"It has no model, so that nothing is compared: {send}"
+    model = found.model or "a model"
+    if found.identity is None:
+        return f"It loads {model}, and is compared with this machine once it has."
+    if ours is None:
+        return f"It serves {model}, and is compared once this machine has loaded its own."
+    if identity_differences(ours, found.identity):
+        return f"It serves another model ({model}), so that nothing is compared: {send}"
+    return f"It serves {model}, and is compared with this machine now."
 
 
 def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:

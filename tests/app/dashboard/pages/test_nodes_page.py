@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from html import unescape
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from app import node_pairing
 from app.dashboard.pages import nodes
 from app.dashboard.pages.nodes import NodesPage
 from app.discovery import Seen
+from app.node_pairing import Kept
+from protocol.control.messages import Description, ProducerState
 from protocol.errors import TransferError
+from protocol.identity import Identity
 from protocol.pairing.words import WORDS
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import IDLE
+from trust.peers import Address
 
 pytestmark = pytest.mark.anyio
 
@@ -64,6 +72,60 @@ async def test_why_pairing_failed_is_told_with_a_hint(
     assert "code_differs" in shown
     assert "Type the next one." in shown
     assert "Pairing with 10.0.0.1" in str(looking.told[-2])
+
+
+SAME, OTHER = Identity(*["a" * 64] * 8), Identity(*["b" * 64] * 8)
+
+
+def described(state: ProducerState, model: str, identity: Identity | None) -> Description:
+    return Description("attic", "0.1.0", state, model, identity, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "ours", "says", "compared"),
+    [
+        (described("ready", "m", SAME), SAME, "It serves m, and is compared", True),
+        (described("waiting", "", None), SAME, "It has no model", False),
+        (described("waiting", "broken", None), SAME, "It has no model", False),
+        (described("ready", "m", OTHER), SAME, "It serves another model (m)", False),
+        (described("loading", "m", None), SAME, "once it has", False),
+        (described("ready", "m", SAME), None, "once this machine has loaded", False),
+        (TransferError("no", reason="producer_down"), SAME, "(producer_down)", False),
+    ],
+)
+async def test_what_a_new_producer_serves_is_asked_and_told(
+    page: NodesPage,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Description | TransferError,
+    ours: Identity | None,
+    says: str,
+    compared: bool,
+) -> None:
+    class Controlled:
+        def describe(self) -> Description:
+            if isinstance(found, TransferError):
+                raise found
+            return found
+
+    monkeypatch.setattr(nodes, "read_code", lambda typed: typed)
+    peer = SimpleNamespace(name="attic", address=Address("10.0.0.1", 7431), record=None)
+    monkeypatch.setattr(node_pairing, "pair", lambda *_: Kept(cast(Any, peer), ["older"]))
+    monkeypatch.setattr(nodes.Control, "open", lambda *_: nullcontext(Controlled()))
+    decoder = msgspec.structs.replace(IDLE.decoder, identity=ours)
+    page.draw(seen(msgspec.structs.replace(IDLE, decoder=decoder)))
+    looking = Looking(manages=True)
+    await page.act({"do": "add"}, looking)
+    await page.act({"do": "pair", "host": "10.0.0.1", "words": WORDS[0]}, looking)
+    told = unescape(looking.last("set")[1])
+    assert told.startswith('<p data-part="nodes-told"')
+    assert "Paired with attic. " in told
+    assert says in told
+    assert ("compared with this machine now" in told) == compared
+    sends = "waiting" in str(found) or "another" in says
+    assert ("baton node send 'attic' sends it" in told) == sends
+    assert "older, which had this address, is forgotten." in told
+    assert ("close",) in looking.told
+    page.close()
 
 
 async def test_who_answers_can_be_chosen(page: NodesPage, monkeypatch: pytest.MonkeyPatch) -> None:
