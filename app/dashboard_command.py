@@ -25,7 +25,10 @@ def dashboard(
     ] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Open the dashboard of a decoder of this machine, with the right to change things."""
+    """Open the dashboard of a decoder of this machine, with the right to change things.
+
+    Its address is a number of loopback (127.0.0.1, [::1]) or localhost; --no-login opens others.
+    """
     address = base_url(url)
     if print_only:
         print(f"{address}/", flush=True)

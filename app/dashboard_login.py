@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from mac_decoder.api.once import VALID_S, Once
+from protocol.addresses import is_loopback
 from protocol.errors import ConfigError, TransferError
 
 _LOOK_S: Final = 0.1
@@ -37,9 +38,10 @@ def open_logged_in(url: str, state: Path, browser: Callable[[str], bool] = webbr
     is ``state``, and wait until it is logged in.
 
     Raises ``TransferError`` (``decoder_unreachable``; ``login_unused``: nobody came within a
-    minute), ``ConfigError`` (``dashboard_absent``, ``browser_missing``), and what ``Once.leave``
-    does.
+    minute), ``ConfigError`` (``login_elsewhere``, ``dashboard_absent``, ``browser_missing``), and
+    what ``Once.leave`` does.
     """
+    url = _of_this_machine(url)
     require_dashboard(url)
     once = Once(state, _port(url))
     token = once.leave()
@@ -97,6 +99,29 @@ def require_dashboard(url: str) -> None:
             found=answer.status_code,
             hint="start the decoder with `baton serve`, without --no-dashboard",
         )
+
+
+def _of_this_machine(url: str) -> str:
+    """``url`` by this machine's own number; no other host is led to with a token of this one.
+
+    Raises ``ConfigError`` (``login_elsewhere``).
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not is_loopback(host):
+        raise ConfigError(
+            f"{host} may be another machine, and is given no login of this one's decoder",
+            reason="login_elsewhere",
+            field="url",
+            found=host,
+            expected="127.0.0.1, [::1] or localhost",
+            hint="open it to look only, with --no-login; to change things, run `baton dashboard` "
+            "on the decoder's machine",
+        )
+    # What a name leads to is for resolvers to say, and a browser may ask another one.
+    if host == "localhost":
+        parts = parts._replace(netloc=parts.netloc.lower().replace(host, "127.0.0.1", 1))
+    return parts.geturl()
 
 
 def _open(address: str, browser: Callable[[str], bool]) -> None:

@@ -86,6 +86,46 @@ def test_a_browser_that_does_not_come_is_not_waited_for_for_ever(
     assert [one for one in (tmp_path / "logins").iterdir() if one.name != ".lock"] == []
 
 
+@pytest.mark.parametrize(
+    "host", ["desk.local", "192.168.1.7", "localhost.example", "127.1", "[fe80::1]", "0.0.0.0"]
+)
+def test_another_host_is_given_no_token(
+    host: str, answers: type[Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_login, "require_dashboard", pytest.fail)
+    monkeypatch.setattr(dashboard_login.webbrowser, "open", pytest.fail)
+    with pytest.raises(ConfigError) as caught:
+        open_logged_in(f"http://{host}:8000", tmp_path, pytest.fail)
+    assert (caught.value.reason, caught.value.found) == ("login_elsewhere", host.strip("[]"))
+    assert "--no-login" in (caught.value.hint or "")
+    assert not (tmp_path / "logins").exists()
+    asked = ["dashboard", f"{host}:8000", "--state-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, asked)
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.reason == "login_elsewhere"
+
+
+def test_without_a_login_any_host_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("app.dashboard_command.open_plainly", opened.append)
+    asked = ["dashboard", "desk.local:8000", "--no-login"]
+    CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert opened == ["http://desk.local:8000"]
+
+
+@pytest.mark.parametrize("name", ["localhost", "LocalHost"])
+def test_localhost_is_the_number_and_no_name_that_may_lead_elsewhere(
+    url: str, tmp_path: Path, name: str
+) -> None:
+    def browser(address: str) -> bool:
+        text = Path(unquote(urlsplit(address).path)).read_text()
+        found = re.search(rf"url={re.escape(url)}/login\?once=([\w-]+)", text)
+        assert found is not None
+        return Once(tmp_path, urlsplit(url).port or 0).take(found[1])
+
+    open_logged_in(url.replace("127.0.0.1", name), tmp_path, browser)
+
+
 def test_without_a_browser_nothing_is_left_behind(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_logged_in(url, tmp_path, lambda _: False)
