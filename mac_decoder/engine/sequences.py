@@ -58,7 +58,6 @@ class Sequences:
         self.accounts = Accounts(active_parameters)
         self._calendar = today
         self._today = today()
-        self._before_today = self.accounts
 
     # -- taking
 
@@ -110,7 +109,9 @@ class Sequences:
         """Book a request whose cache is installed."""
         today = self._calendar()
         if self._today != today:
-            self._today, self._before_today = today, self.accounts
+            # In this order: whoever sees the day sees no sum of the one before.
+            self.accounts = self.accounts.on_a_new_day()
+            self._today = today
         self.accounts = self.accounts.after(served)
 
     # -- leaving
@@ -238,12 +239,10 @@ class Sequences:
 
     def status(self) -> dict[str, Any]:
         """Figures of all tiers, counters, and what is derived from them. Any thread."""
+        of_today = self._today == self._calendar()
         accounts = self.accounts
         derived = accounts.derived()
-        of_today = self._today == self._calendar()
-        derived["seconds_saved_today"] = (
-            accounts.saved_since(self._before_today) if of_today else UNAVAILABLE
-        )
+        derived["seconds_saved_today"] = accounts.saved_today if of_today else UNAVAILABLE
         return {
             "live": {
                 "sequences": len(self.live),

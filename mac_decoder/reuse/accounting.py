@@ -152,7 +152,8 @@ class Accounts:
     """All counters since the start; :meth:`after` gives the next ones.
 
     ``active_parameters`` is :func:`active_matmul_parameters` of the model, ``None`` where it
-    is not known.
+    is not known. ``saved_today`` are the seconds that restores saved since the start, or since
+    :meth:`on_a_new_day`: each by what was known when it happened, and never valued anew.
     """
 
     active_parameters: int | None = None
@@ -165,6 +166,8 @@ class Accounts:
     bytes_recomputed: int = 0
     tiers: Mapping[str, int] = field(default_factory=dict)
     shortfalls: Mapping[str, int] = field(default_factory=dict)
+    saved_today: Figure = UNAVAILABLE
+    _all_told: bool = True
     _restored_tokens: int = 0
     _here_tokens: int = 0
     _here_s: float = 0.0
@@ -178,7 +181,7 @@ class Accounts:
         missed = served.source in ("remote", "local") and not served.reused_tokens and served.asked
         remote = served.source == "remote"
         timings, forgotten = self._timed(served, fetched=fetched)
-        return replace(
+        after = replace(
             self,
             cache_hits=self.cache_hits + fetched,
             cache_misses=self.cache_misses + (missed and served.prompt_tokens > 1),
@@ -195,6 +198,7 @@ class Accounts:
             _timings=timings,
             _forgotten=forgotten,
         )
+        return after._with_saved(after._saved_by(served)) if fetched else after
 
     def counters(self) -> dict[str, int]:
         """Every counter by its name; tiers and reasons that never counted are left out."""
@@ -233,19 +237,9 @@ class Accounts:
             "joules_saved": joules,
         }
 
-    def saved_since(self, before: Accounts) -> Figure:
-        """Seconds saved after ``before``, which these accounts have grown from."""
-        now, then = self._seconds_saved(self._saved()), before._seconds_saved(before._saved())
-        if not before._restored_tokens:
-            return now
-        if (
-            now.value is None
-            or then.value is None
-            or self._restored_tokens == before._restored_tokens
-        ):
-            return UNAVAILABLE
-        exact = now.tag == then.tag == "measured"
-        return Figure(now.value - then.value, "measured" if exact else "estimated")
+    def on_a_new_day(self) -> Accounts:
+        """The same accounts, of a day on which nothing was saved yet."""
+        return replace(self, saved_today=UNAVAILABLE, _all_told=True)
 
     # -- what the figures rest on
 
@@ -279,6 +273,29 @@ class Accounts:
         if expected is None:
             return UNAVAILABLE
         return Figure(paired + expected - saved.unpaired_restore_s, "estimated")
+
+    def _saved_by(self, served: Served) -> Figure:
+        """The seconds that one restore saved, as far as that is known once it is booked."""
+        timing = self._timings.get(served.cut)
+        if timing is not None and timing.prefills:
+            return Figure(timing.prefill_s / timing.prefills - served.restore_s, "measured")
+        expected = self._expected_s(served.reused_tokens)
+        if expected is None:
+            return UNAVAILABLE
+        return Figure(expected - served.restore_s, "estimated")
+
+    def _with_saved(self, saved: Figure) -> Accounts:
+        """One restore more today. One that nothing can be told of makes the sum an estimate."""
+        told, sofar = self._all_told and saved.value is not None, self.saved_today
+        if saved.value is None:
+            value = sofar.value
+        else:
+            value = saved.value + (sofar.value or 0.0)
+        exact = told and saved.tag == "measured" and sofar.tag != "estimated"
+        today = UNAVAILABLE
+        if value is not None:
+            today = Figure(value, "measured" if exact else "estimated")
+        return replace(self, saved_today=today, _all_told=told)
 
     def _timed(self, served: Served, *, fetched: bool) -> tuple[Mapping[bytes, _Timing], _Saved]:
         """The timings after one more; the cut that was timed longest ago gives up its place."""

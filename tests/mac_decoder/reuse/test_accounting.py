@@ -292,18 +292,46 @@ def test_forgotten_cuts_stay_in_the_sums() -> None:
     assert accounts.derived()[SECONDS] == before[SECONDS]
 
 
-def test_what_was_saved_since_is_the_difference() -> None:
-    before = Accounts().after(COLD).after(HIT)
-    assert before.saved_since(Accounts()) == before.derived()[SECONDS]
-    assert before.after(HIT).saved_since(before) == Figure(pytest.approx(7.99), "measured")
-    other = replace(HIT, cut=OTHER)
-    assert before.after(other).saved_since(before) == Figure(pytest.approx(7.99), "estimated")
+def test_what_a_restore_saved_today_is_not_valued_anew() -> None:
+    """A rate that is another one later, and a cut that is timed later, change no earlier sum."""
+    slow = replace(COLD, cut=b"slow", prefilled_here=100, prefill_s=10.0)
+    fast = replace(COLD, cut=CUT, prefilled_here=100_000, prefill_s=10.0)
+    small = replace(HIT, cut=OTHER, reused_tokens=100, restore_s=0.01)
+    first = Accounts().after(slow).after(HIT)
+    assert first.saved_today == Figure(pytest.approx(99.99), "estimated")
+    assert first.after(fast).saved_today == first.saved_today
+    second = first.on_a_new_day()
+    assert second.saved_today == UNAVAILABLE
+    assert second.after(fast).saved_today == UNAVAILABLE
+    after = second.after(fast).after(small)
+    expected = 100 * 20.0 / 100_100 - 0.01
+    assert after.saved_today == Figure(pytest.approx(expected), "estimated")
+    assert expected > 0
 
 
-def test_where_nothing_was_restored_since_nothing_is_said() -> None:
-    before = Accounts().after(COLD).after(HIT)
-    assert before.after(COLD).saved_since(before) == UNAVAILABLE
-    assert Accounts().after(COLD).saved_since(Accounts()) == UNAVAILABLE
+def test_what_was_saved_today_is_measured_where_each_restore_is() -> None:
+    accounts = Accounts().after(COLD)
+    assert accounts.saved_today == UNAVAILABLE
+    twice = accounts.after(HIT).after(replace(HIT, source="durable"))
+    assert twice.saved_today == Figure(pytest.approx(2 * 7.99), "measured")
+    assert twice.after(LIVE).after(HANDOFF).after(COLD).saved_today == twice.saved_today
+    mixed = twice.after(replace(HIT, cut=OTHER))
+    assert mixed.saved_today == Figure(pytest.approx(3 * 7.99), "estimated")
+    assert mixed.after(HIT).saved_today == Figure(pytest.approx(4 * 7.99), "estimated")
+    # The next day does not go on from yesterday's doubts.
+    assert mixed.on_a_new_day().after(HIT).saved_today == Figure(pytest.approx(7.99), "measured")
+    slow = accounts.after(replace(HIT, restore_s=10.0))
+    assert slow.saved_today == Figure(pytest.approx(-2.0), "measured")
+
+
+def test_of_restores_whose_saving_nobody_can_tell_nothing_is_said() -> None:
+    untold = Accounts().after(HIT)
+    assert untold.saved_today == UNAVAILABLE
+    # What comes after it is told, and is not all of it.
+    assert untold.after(COLD).saved_today == UNAVAILABLE
+    known = untold.after(COLD).after(HIT)
+    assert known.saved_today == Figure(pytest.approx(7.99), "estimated")
+    assert known.on_a_new_day().derived() == known.derived()
 
 
 def test_energy_needs_a_power_source() -> None:
