@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -52,21 +53,10 @@ class Work(QObject):
         self._forgotten = True
 
     def _run(self) -> None:
-        value: Any = None
-        error: BatonError | None = None
-        try:
-            value = self._what(self)
-        except BatonError as raised:
-            error = raised
-        except Exception as raised:  # noqa: BLE001 - the last frame of this thread
-            log.error("work for a window broke: %s", traced(raised))
-            error = EngineFault(
-                "something in the app broke",
-                reason="internal_error",
-                found=type(raised).__name__,
-                hint="the app's log says where",
-            )
-        self._ended.emit(value, error)
+        outcome = _Outcome()
+        with outcome:
+            outcome.value = self._what(self)
+        self._ended.emit(outcome.value, outcome.error)
 
     def _tell(self, value: Any, error: BatonError | None) -> None:
         _going_on.discard(self)
@@ -76,6 +66,35 @@ class Work(QObject):
             self._done(value)
         else:
             self._failed(error)
+
+
+class _Outcome:
+    """What came of a block: the last frame of its thread, beyond which nothing is raised."""
+
+    value: Any = None
+    error: BatonError | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, BatonError):
+            self.error = error
+        elif error is not None:
+            # The place alone: what it says may hold what nobody should read.
+            log.error("work for a window broke: %s", traced(error))
+            self.error = EngineFault(
+                "something in the app broke",
+                reason="internal_error",
+                found=type(error).__name__,
+                hint="the app's log says where",
+            )
+        return True
 
 
 _going_on: Final[set[Work]] = set()
