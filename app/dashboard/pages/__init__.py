@@ -25,6 +25,7 @@ from app.dashboard.pages.now import NowPage
 from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
 from app.dashboard.pages.talk import TryPage
+from app.dashboard.pages.walk import Walk
 from mac_decoder.api.face import Facing
 
 _STYLE: Final = Path(__file__).parents[1] / "assets" / "baton.css"
@@ -48,7 +49,8 @@ def register(facing: Facing) -> None:
     at("/", NowPage)
     at("/requests", RequestsPage)
     if facing.facts.disk:
-        at("/cache", lambda: CachePage(facing.manage))
+        walk = Walk(facing.manage)
+        at("/cache", lambda: CachePage(facing.manage, walk))
     # What `--state-dir` says, of which the decoder's is a part.
     at("/nodes", lambda: NodesPage(facing.facts.state.parent, facing.facts.secrets))
     at("/try", lambda: TryPage(facing, feed))

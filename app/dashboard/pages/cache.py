@@ -20,6 +20,7 @@ from app.dashboard.pages.dialogs import confirmation, dialog, refusal
 from app.dashboard.pages.manage import NOT_YOURS, require_manager
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
 from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
+from app.dashboard.pages.walk import Walk
 from app.view import keeping
 from app.view.cache import Event, cache
 from app.view.exact import exactly
@@ -40,9 +41,6 @@ _AGE_S: Final = 5.0
 _LOOK_S: Final = 5.0
 """How often it is looked whether conversations have changed."""
 
-_WALK_S: Final = 60.0
-"""How often the disk is walked."""
-
 _TELL_S: Final = 0.25
 _MOST_TYPED: Final = 32
 
@@ -54,8 +52,10 @@ class CachePage:
 
     title = "Cache"
 
-    def __init__(self, house: Housekeeping | None) -> None:
+    def __init__(self, house: Housekeeping | None, walk: Walk) -> None:
+        """``walk`` is that of all pages."""
         self._house = house
+        self._walk = walk
         self._memo = Memo()
         self._looking: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -147,6 +147,10 @@ class CachePage:
         if self._house is not None and self._looking is None:
             self._looking = asyncio.create_task(self._look(self._house))
             self._follow(browser)
+
+    def unseen(self) -> None:
+        """Look no more, and tell nothing."""
+        self.close()
 
     def close(self) -> None:
         """Look no more. An operation goes on."""
@@ -263,14 +267,9 @@ class CachePage:
         self._stale.set()
 
     async def _look(self, house: Housekeeping) -> None:
-        walked_at: float | None = None
         seen: Cache | None = None
         while True:
-            if house.durable and (walked_at is None or time.monotonic() - walked_at >= _WALK_S):
-                began = walked_at = time.monotonic()
-                found = await _tried(house.footprint())
-                if found is not None:
-                    self._walked = keeping.footprint(found, time.monotonic() - began)
+            self._walked = await self._walk.found()
             if seen is not self._cache:
                 seen = self._cache
                 conversations = await _tried(house.conversations())
@@ -279,7 +278,7 @@ class CachePage:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._stale.wait()
-                    seen = walked_at = None
+                    seen = None
             self._stale.clear()
 
 

@@ -218,9 +218,11 @@ function listen() {
     event.preventDefault();
     event.target.form.requestSubmit();
   });
-  document.addEventListener("visibilitychange", () => {
-    send({ do: document.hidden ? "hidden" : "shown" });
-  });
+  document.addEventListener("visibilitychange", tell_whether_seen);
+}
+
+function tell_whether_seen() {
+  send({ do: document.hidden ? "hidden" : "shown" });
 }
 
 function watch_connection() {
@@ -253,6 +255,7 @@ export default {
     }
     filter();
     themed(document.documentElement.dataset.theme ?? "auto");
+    tell_whether_seen();
   },
   methods: {
     patch(ops) {

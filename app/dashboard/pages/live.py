@@ -40,7 +40,8 @@ class Live(Element, component="live.js"):
         self._allowed: Callable[[], bool] = request.scope.get(KeyGuard.ALLOWED, lambda: True)
         self._standing = Standing("connected", facing.facts.address)
         self._memo = Memo()
-        self._hidden = False
+        # Until it says so: it may be opened in a tab behind others.
+        self._seen = self._connected = False
         self._shown = self._draw(snapshot, now)
         session = "" if self._session is None else "manage" if self._session.may_manage else "look"
         self._props["html"] = frame.whole(
@@ -52,7 +53,7 @@ class Live(Element, component="live.js"):
             disk=facing.facts.disk,
         )
         self.on("act", self._act)
-        self.client.on_connect(self._looked_at)
+        self.client.on_connect(self._came)
         self.client.on_disconnect(self._left)
         self.client.on_delete(self._left)
 
@@ -85,12 +86,17 @@ class Live(Element, component="live.js"):
         seen = Seen(snapshot, now, self._standing, self.may_manage())
         return {**frame.draw(self._memo, seen), **self._page.draw(seen)}
 
-    def _looked_at(self) -> None:
-        if not self._hidden:
+    def _came(self) -> None:
+        self._connected = True
+        self._look()
+
+    def _look(self) -> None:
+        if self._seen and self._connected:
             self._feed.join(self)
             self._page.looked_at(self)
 
     def _left(self) -> None:
+        self._connected = False
         self._feed.leave(self)
         self._page.close()
 
@@ -100,10 +106,11 @@ class Live(Element, component="live.js"):
             return
         match said.get("do"):
             case "hidden":
-                self._hidden = True
+                self._seen = False
                 self._feed.leave(self)
+                self._page.unseen()
             case "shown":
-                self._hidden = False
-                self._looked_at()
+                self._seen = True
+                self._look()
             case _:
                 await self._page.act(said, self)

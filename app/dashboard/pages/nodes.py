@@ -109,6 +109,10 @@ class NodesPage:
         if self._reading is None:
             self._read()
 
+    def unseen(self) -> None:
+        """Read no more."""
+        self.close()
+
     def close(self) -> None:
         """What was begun goes on."""
         if self._reading is not None:

@@ -87,8 +87,14 @@ class Page(Protocol):
         """It is seen from now on."""
         ...
 
+    def unseen(self) -> None:
+        """It is hidden from now on: nothing is done for whoever would look; what was asked for
+        goes on.
+        """
+        ...
+
     def close(self) -> None:
-        """It is not seen any more; it may be again."""
+        """Its browser has left; it may come back."""
         ...
 
 
@@ -100,6 +106,9 @@ class Still:
 
     def looked_at(self, browser: Browser) -> None:
         """Nothing begins."""
+
+    def unseen(self) -> None:
+        """Nothing ends."""
 
     def close(self) -> None:
         """Nothing goes on."""

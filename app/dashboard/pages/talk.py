@@ -126,6 +126,9 @@ class TryPage:
     def looked_at(self, browser: Browser) -> None:
         """Nothing begins by itself."""
 
+    def unseen(self) -> None:
+        """An answer goes on: it was asked for."""
+
     def close(self) -> None:
         """Stop what is being answered."""
         if self._asking is not None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from app.dashboard.pages.cache import CachePage
+from app.dashboard.pages.walk import Walk
+from mac_decoder.housekeeping.conversations import Conversations
 from mac_decoder.housekeeping.house import Gone
 from mac_decoder.housekeeping.operations import Operation
+from mac_decoder.store.catalogue import Footprint
+from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Verified
-from protocol.errors import RequestError
+from protocol.errors import RequestError, TransferError
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import IDLE
 
@@ -28,6 +33,15 @@ class House:
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
         self.latest: Operation[Any] | None = None
+        self.walks = 0
+
+    async def footprint(self) -> Footprint:
+        self.walks += 1
+        await asyncio.sleep(0.05)
+        return Footprint({}, Tally(2, 4096), 4096, 4096)
+
+    async def conversations(self) -> Conversations:
+        raise TransferError("not now", reason="not_now")
 
     async def would_clear(self) -> Gone:
         return GONE
@@ -65,7 +79,7 @@ def house() -> House:
 
 @pytest.fixture
 def page(house: House) -> CachePage:
-    made = CachePage(cast(Any, house))
+    made = CachePage(cast(Any, house), Walk(cast(Any, house)))
     made.draw(seen(IDLE))
     return made
 
@@ -149,11 +163,55 @@ async def test_an_operation_is_followed_to_its_end(page: CachePage, house: House
     operation = house.latest
     assert operation is not None
     operation.tell(50, 200)
-    await asyncio.sleep(0.4)
-    assert 'value="0.25"' in looking.last("set")[1]
+    await until(lambda: 'value="0.25"' in str(looking.told[-1]))
     operation.end(Verified(files=3, nbytes=200))
-    await asyncio.sleep(0.4)
-    assert "read 3 files, 200 bytes: all is well" in looking.last("set")[1]
+    await until(lambda: "read 3 files, 200 bytes: all is well" in looking.last("set")[1])
+
+
+async def test_a_hidden_page_looks_at_nothing_and_tells_nothing(
+    page: CachePage, house: House
+) -> None:
+    looking = Looking(manages=True)
+    others = asyncio.all_tasks()
+    operation = house.verify()
+    page.looked_at(looking)
+    await until(lambda: house.walks == 1 and bool(looking.told))
+    page.unseen()
+    told = len(looking.told)
+    operation.end(Verified(files=3, nbytes=200))
+    # All that it did has ended, but for a walk that was begun.
+    await until(lambda: asyncio.all_tasks() <= others)
+    assert (len(looking.told), house.walks) == (told, 1)
+    # Seen again it catches up.
+    page.looked_at(looking)
+    await until(lambda: house.walks == 2)
+    await until(lambda: "all is well" in looking.last("set")[1])
+    page.close()
+
+
+async def test_all_pages_share_a_walk(house: House) -> None:
+    walk = Walk(cast(Any, house))
+    pages = [CachePage(cast(Any, house), walk) for _ in range(3)]
+    for page in pages:
+        page.draw(seen(IDLE))
+        page.looked_at(Looking())
+    await until(lambda: all("4,096" in str(page.draw(seen(IDLE))["walked"]) for page in pages))
+    assert house.walks == 1
+    # An operation's end makes it old; one that leaves meanwhile ends nothing for the others.
+    house.verify().end(Verified(files=3, nbytes=200))
+    leaving, staying = asyncio.create_task(walk.found()), asyncio.create_task(walk.found())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await asyncio.wait_for(staying, 5)
+    assert house.walks == 2
+    for page in pages:
+        page.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.02)
 
 
 def test_who_may_not_is_told_how(page: CachePage) -> None:

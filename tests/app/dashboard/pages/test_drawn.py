@@ -17,6 +17,7 @@ from app.dashboard.pages.nodes import NodesPage
 from app.dashboard.pages.now import LATEST, NowPage
 from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Memo, Page, Rows, changes
+from app.dashboard.pages.walk import Walk
 from protocol.status.snapshot import MOST_RECENT, Recent, Snapshot
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import FINISHED, IDLE, IN_HAND, NOW, SERVED, with_node, with_requests
@@ -35,14 +36,20 @@ def finished(count: int, first: int = 0) -> Snapshot:
 
 
 def pages(tmp_path: Any) -> list[Page]:
-    return [NowPage(), RequestsPage(), CachePage(None), AboutPage(), NodesPage(tmp_path, "file")]
+    return [
+        NowPage(),
+        RequestsPage(),
+        CachePage(None, Walk(None)),
+        AboutPage(),
+        NodesPage(tmp_path, "file"),
+    ]
 
 
 @few
 @given(snapshots)
 def test_every_number_on_every_page_is_where_it_says(snapshot: Snapshot) -> None:
     told = msgspec.json.decode(msgspec.json.encode(snapshot))
-    for page in (NowPage(), RequestsPage(), CachePage(None), AboutPage()):
+    for page in (NowPage(), RequestsPage(), CachePage(None, Walk(None)), AboutPage()):
         html = page.body(page.draw(seen(snapshot)))
         found = re.findall(r'data-path="([^"]+)" data-value="([^"]*)" data-basis="', html)
         for path, value in found:

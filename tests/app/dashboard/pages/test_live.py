@@ -49,6 +49,12 @@ def patch(page: Page, *changes: Any) -> None:
     page.evaluate("(changes) => window.patch(changes)", list(changes))
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_it_says_at_once_whether_it_is_seen(page: Page, *, hidden: bool) -> None:
+    shown(page, "<p></p>", hidden=hidden)
+    assert page.evaluate("said") == [["act", {"do": "hidden" if hidden else "shown"}]]
+
+
 def row(key: str) -> str:
     return f'<li data-key="{key}"><button id="{key}">{key}</button></li>'
 
