@@ -28,9 +28,11 @@ os.environ["NICEGUI_STORAGE_PATH"] = os.devnull
 os.environ.pop("NICEGUI_REDIS_URL", None)
 
 from nicegui import Client, app, core, ui
+from nicegui.client import templates
 
 from app.dashboard import addresses, pages
 from app.dashboard.mount import MOST_MANAGING
+from app.dashboard.sealed import Marked
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,10 @@ def build(facing: Facing) -> Built:
     for name in ("nicegui", "engineio", "socketio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     app.on_exception(_note)
+    loader = templates.env.loader
+    assert loader is not None
+    if not isinstance(loader, Marked):
+        templates.env.loader = Marked(loader)
     engine: Any = core.sio.eio
     # Who may connect was decided by ``HostGuard``. This adds no header that lets others read.
     engine.cors_allowed_origins = []

@@ -1,15 +1,18 @@
 """What a page of ours may do in a browser: nothing that leaves this machine.
 
 NiceGUI writes scripts into its pages and evaluates what its events say, so both have to be
-allowed; but a script in the page has to bear a number of this one answer, which nothing that
-gets into a page as content can know.
+allowed; but a script in the page has to bear a number of this one answer. The scripts of
+NiceGUI's template are given it in the template, so that a script which gets into a page as
+content has none, and cannot know it.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Final
 
+from jinja2 import BaseLoader, Environment
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +23,9 @@ _ALWAYS: Final = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+NONCE: Final = "baton.nonce"
+"""Where a request's scope has the number of the scripts in its answer."""
 
 _PREFIX: Final = b"x-forwarded-prefix"
 """A header by which a client would have its own text in the page's addresses."""
@@ -43,7 +49,7 @@ def policy(nonce: str) -> str:
 
 
 class Sealed:
-    """``app`` with the headers that say so; its HTML with the scripts' number."""
+    """``app`` with the headers that say so, told the number for its scripts in the scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,28 +57,28 @@ class Sealed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name != _PREFIX]
         nonce = secrets.token_urlsafe(16)
-        start: Message | None = None
-        held = bytearray()
 
         async def sealed(message: Message) -> None:
-            nonlocal start
             if message["type"] == "http.response.start":
                 seen = MutableHeaders(scope=message)
                 seen.update(_ALWAYS)
                 if seen.get("content-type", "").startswith("text/html"):
                     seen["content-security-policy"] = policy(nonce)
-                    start = message
-                    return
-            elif message["type"] == "http.response.body" and start is not None:
-                held.extend(message.get("body", b""))
-                if message.get("more_body", False):
-                    return
-                marked = held.replace(b"<script", f'<script nonce="{nonce}"'.encode())
-                if scope["method"] != "HEAD":
-                    MutableHeaders(scope=start)["content-length"] = str(len(marked))
-                await send(start)
-                await send({"type": "http.response.body", "body": bytes(marked)})
-                return
             await send(message)
 
-        await self._app({**scope, "headers": headers}, receive, sealed)
+        await self._app({**scope, "headers": headers, NONCE: nonce}, receive, sealed)
+
+
+class Marked(BaseLoader):
+    """Templates whose own scripts bear the number: marked before any content is put in."""
+
+    def __init__(self, templates: BaseLoader) -> None:
+        self._templates = templates
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str | None, Callable[[], bool] | None]:
+        """See ``BaseLoader``."""
+        source, name, is_fresh = self._templates.get_source(environment, template)
+        marked = f"<script nonce=\"{{{{ request.scope['{NONCE}'] }}}}\""
+        return source.replace("<script", marked), name, is_fresh

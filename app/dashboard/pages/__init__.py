@@ -26,6 +26,7 @@ from app.dashboard.pages.requests import RequestsPage
 from app.dashboard.pages.screen import Page
 from app.dashboard.pages.talk import TryPage
 from app.dashboard.pages.walk import Walk
+from app.dashboard.sealed import NONCE
 from mac_decoder.api.face import Facing
 
 _STYLE: Final = Path(__file__).parents[1] / "assets" / "baton.css"
@@ -35,12 +36,12 @@ def register(facing: Facing) -> None:
     """Have NiceGUI answer at the addresses of ``addresses.PAGES``. Once in a process."""
     feed = Feed(facing.board)
     version = hashlib.sha256(_STYLE.read_bytes()).hexdigest()[:12]
-    head = f'{frame.HEAD}<link rel="stylesheet" href="/assets/{_STYLE.name}?v={version}">'
+    style = f'<link rel="stylesheet" href="/assets/{_STYLE.name}?v={version}">'
 
     def at(path: str, make: Callable[[], Page]) -> None:
         @ui.page(path)
         async def shown(request: Request) -> None:
-            ui.add_head_html(head)
+            ui.add_head_html(frame.head(request.scope[NONCE]) + style)
             page = make()
             ui.page_title(f"{page.title} – Baton")
             snapshot = await feed.now()

@@ -26,10 +26,15 @@ _THEMES: Final = (
 
 LOST: Final = "Not connected to the decoder. This page comes back by itself."
 
-HEAD: Final = (
-    '<script>try{const t=localStorage.getItem("baton-theme");'
-    'if(t==="dark"||t==="light")document.documentElement.dataset.theme=t}catch{}</script>'
+_THEME: Final = (
+    'try{const t=localStorage.getItem("baton-theme");'
+    'if(t==="dark"||t==="light")document.documentElement.dataset.theme=t}catch{}'
 )
+
+
+def head(nonce: str) -> str:
+    """What stands in the head: the theme is set before anything is drawn."""
+    return f'<script nonce="{nonce}">{_THEME}</script>'
 
 
 def draw(memo: Memo, seen: Seen) -> Drawn:
