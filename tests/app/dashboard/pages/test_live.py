@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from app.dashboard import pages
+from app.dashboard.pages.talk import TryPage
 from tests.e2e.browsing import CHROMIUM, chromium
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 SCRIPT = Path(pages.__file__).with_name("live.js").read_text()
+STYLE = (Path(pages.__file__).parents[1] / "assets" / "baton.css").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,16 @@ def patch(page: Page, *changes: Any) -> None:
 def test_it_says_at_once_whether_it_is_seen(page: Page, *, hidden: bool) -> None:
     shown(page, "<p></p>", hidden=hidden)
     assert page.evaluate("said") == [["act", {"do": "hidden" if hidden else "shown"}]]
+
+
+def test_what_try_it_says_is_kept_follows_the_tick(page: Page) -> None:
+    facing = SimpleNamespace(facts=SimpleNamespace(disk=True))
+    shown(page, TryPage(cast(Any, facing), cast(Any, None)).body({}))
+    page.add_style_tag(content=STYLE)
+    kept, not_kept = page.locator(".when-kept"), page.locator(".when-not-kept")
+    assert (kept.is_visible(), not_kept.is_visible()) == (True, False)
+    page.get_by_role("checkbox").uncheck()
+    assert (kept.is_visible(), not_kept.is_visible()) == (False, True)
 
 
 def row(key: str) -> str:
