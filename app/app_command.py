@@ -34,8 +34,8 @@ def app(
 ) -> None:
     """Show the decoder in the menu bar; start it where none runs.
 
-    It is found, and started, as config.toml's [serve] says. Quitting ends a decoder that the app
-    has started, and no other.
+    It is found, and started, as the table serve of config.toml says. Quitting ends a decoder
+    that the app has started, and no other.
     """
     if install and uninstall:
         raise typer.BadParameter("--install and --uninstall exclude each other")

@@ -27,7 +27,7 @@ def install() -> None:
         login_item.install()
         file = desktop_entry.put(login_item.COMMAND, "application")
         desktop_entry.put_icons()
-        _tell("Baton is among the applications", file)
+        _tell("Baton is among the applications, and opens at login", file)
         out.print("  start   baton app, or from the desktop's menu")
 
 
@@ -65,7 +65,7 @@ def _install_bundle() -> None:
     command = bundle_command(home)
     put = app_bundle.install(command, importlib.metadata.version("baton-llm"), home)
     login_item.install()
-    _tell("Baton is among the applications", put.path)
+    _tell("Baton is among the applications, and opens at login", put.path)
     out.print(f"  log     {escape(str(command.log))}", soft_wrap=True)
     remarks = [*put.remarks]
     # While somebody is there to answer what macOS asks then.

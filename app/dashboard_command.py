@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from app.cache_place import StateDir
-from app.dashboard_login import open_logged_in, open_plainly
+from app.dashboard_login import logged_in_address, open_logged_in, open_plainly
 from app.status import DEFAULT_URL, base_url
 from app.terminal import err
 from mac_decoder.config import DecoderConfig
@@ -18,10 +18,15 @@ def dashboard(
         str, typer.Argument(help="Where the decoder listens: HOST:PORT or a URL.")
     ] = DEFAULT_URL,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Print the address, and open nothing.")
+        bool,
+        typer.Option(
+            "--print",
+            help="Print an address that logs in once, within a minute; open nothing.",
+        ),
     ] = False,
     no_login: Annotated[
-        bool, typer.Option("--no-login", help="Open it without the right to change things.")
+        bool,
+        typer.Option("--no-login", help="Open or print it without the right to change things."),
     ] = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -30,11 +35,11 @@ def dashboard(
     Its address is a number of loopback (127.0.0.1, [::1]) or localhost; --no-login opens others.
     """
     address = base_url(url)
+    state = DecoderConfig(model="", state_dir=str(state_dir or "")).state_path
     if print_only:
-        print(f"{address}/", flush=True)
-        return
-    if no_login:
+        print(f"{address}/" if no_login else logged_in_address(address, state), flush=True)
+    elif no_login:
         open_plainly(address)
-        return
-    err.print("[dim]opening the dashboard in your browser …[/]")
-    open_logged_in(address, DecoderConfig(model="", state_dir=str(state_dir or "")).state_path)
+    else:
+        err.print("[dim]opening the dashboard in your browser …[/]")
+        open_logged_in(address, state)

@@ -67,6 +67,15 @@ def open_logged_in(url: str, state: Path, browser: Callable[[str], bool] = webbr
         once.forget(token)
 
 
+def logged_in_address(url: str, state: Path) -> str:
+    """An address that logs in whoever goes there first, within a minute: for this user's own
+    terminal. Raises as :func:`open_logged_in`, but for what a browser does.
+    """
+    url = _of_this_machine(url)
+    require_dashboard(url)
+    return f"{url}/login?once={Once(state, _port(url)).leave()}"
+
+
 def open_plainly(url: str, browser: Callable[[str], bool] = webbrowser.open) -> None:
     """Open the dashboard without logging in. Raises as :func:`open_logged_in`."""
     require_dashboard(url)

@@ -20,7 +20,10 @@ from protocol.checkpoint import read_layout, require_tokenizer
 from protocol.errors import BatonError, Cancelled, ConfigError
 
 TITLE: Final = "Which model shall Baton serve?"
-ABOUT: Final = "It answers with a model that lies on this machine. The choice can be changed later."
+ABOUT: Final = (
+    "It answers with a model that lies on this machine. Which one is written into config.toml, "
+    "and can be changed there."
+)
 DEMO: Final = "Try the demo model"
 OWN: Final = "Use a model of mine"
 OWN_ABOUT: Final = (

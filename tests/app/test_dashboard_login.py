@@ -163,8 +163,20 @@ def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     assert caught.value.reason == "decoder_unreachable"
 
 
-def test_the_printed_address_holds_no_token(tmp_path: Path) -> None:
-    asked = ["dashboard", "127.0.0.1:8123", "--print", "--state-dir", str(tmp_path)]
+def test_the_printed_address_logs_in_once(url: str, tmp_path: Path) -> None:
+    asked = ["dashboard", url, "--print", "--state-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    start, _, token = done.output.strip().partition("/login?once=")
+    assert start == url
+    once = Once(
+        DecoderConfig(model="", state_dir=str(tmp_path)).state_path, urlsplit(url).port or 0
+    )
+    assert once.take(token)
+    assert not once.take(token)
+
+
+def test_without_a_login_the_printed_address_holds_no_token(tmp_path: Path) -> None:
+    asked = ["dashboard", "127.0.0.1:8123", "--print", "--no-login", "--state-dir", str(tmp_path)]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert done.output == "http://127.0.0.1:8123/\n"
     assert list(tmp_path.iterdir()) == []
