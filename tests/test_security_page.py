@@ -22,7 +22,11 @@ def rows() -> list[str]:
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_every_named_test_is_there(file: str, name: str) -> None:
     tree = ast.parse((ROOT / file).read_text())
-    tests = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    tests = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     tests = [one for one in tests if one.startswith("test_")]
     assert name in tests if name else tests
 

@@ -16,6 +16,7 @@ from app import dashboard_login
 from app.commands import app
 from app.dashboard_login import open_logged_in, open_plainly
 from mac_decoder.api.once import Once
+from mac_decoder.config import DecoderConfig
 from protocol.errors import ConfigError, TransferError
 
 
