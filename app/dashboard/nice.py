@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mac_decoder.api.errors import error_response
 from mac_decoder.api.face import MOST_HEARD_BYTES, Facing
 from mac_decoder.api.guard import refuse
 from mac_decoder.api.sessions import Sessions
 from mac_decoder.reporting import traced
-from protocol.errors import CapacityError
+from protocol.errors import CapacityError, RequestError
 
 # Before NiceGUI is imported, which reads them once: a directory that is not there, instead of one
 # in whatever directory this process was started in; and no server that keeps what pages keep.
@@ -73,6 +76,11 @@ def build(facing: Facing) -> Built:
     # Who may connect was decided by ``HostGuard``. This adds no header that lets others read.
     engine.cors_allowed_origins = []
     engine.max_http_buffer_size = MOST_HEARD_BYTES
+    # Both have loggers of their own, with handlers, for what clients send.
+    for server in (core.sio, engine):
+        server.logger.disabled = True
+    # NiceGUI's own answer is a page, which nobody goes on with and no bound counts.
+    app.add_exception_handler(404, _missing)
     app.add_static_files(addresses.ASSETS, Path(__file__).parent / "assets")
     pages.register(facing)
     around = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -127,6 +135,12 @@ class Bounded:
 
     def _may_manage(self, scope: Any) -> bool:
         return self._facing.sessions.may_manage(scope.get(Sessions.SCOPE))
+
+
+async def _missing(_: Request, __: Exception) -> Response:
+    return error_response(
+        RequestError("there is nothing at this address", reason="route_not_found")
+    )
 
 
 def _note(error: Exception) -> None:

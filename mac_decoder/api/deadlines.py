@@ -31,6 +31,9 @@ _QUIET = logging.getLogger(f"{__name__}.uvicorn")
 are counted, and logged now and then."""
 _QUIET.setLevel(logging.ERROR)
 
+_SILENT = _QUIET.getChild("websockets")
+_SILENT.setLevel(logging.CRITICAL)
+
 
 class DeadlineProtocol(H11Protocol):
     """Closes a connection whose request line and headers are not whole in ``head_timeout_s``
@@ -137,8 +140,10 @@ class UpgradedProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *, opened_by: DeadlineProtocol, **named: Any) -> None:
         super().__init__(**named)
         self._opened_by = opened_by
-        self.logger = _QUIET  # uvicorn has a line for each, with what the client sent
-        self.conn.logger = _QUIET
+        # uvicorn has a line for each, with what the client sent, and one for every handshake that
+        # was refused. What breaks in the application, the backstop tells.
+        self.logger = _SILENT
+        self.conn.logger = _SILENT
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -60,6 +60,7 @@ class CachePage:
         self._looking: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._asked: Begin | None = None
+        self._questions = 0
         self._stale = asyncio.Event()
         self._overview: Overview | None = None
         self._walked: tuple[Fact, ...] = ()
@@ -195,7 +196,7 @@ class CachePage:
                     browser.tell([self._ask("Clear everything?", "Clear", gone, house.clear)])
                 case "confirmed":
                     require_manager(browser)
-                    self._carry_out(browser)
+                    self._carry_out(said.get("number"), browser)
                 case "cancel-operation":
                     require_manager(browser)
                     if house.latest is not None:
@@ -213,6 +214,7 @@ class CachePage:
         durable = self._cache.durable if self._cache is not None else None
         size_text = exactly(durable.on_disk) if durable is not None else "everything"
         self._asked = house.verify
+        self._questions += 1
         return (
             "open",
             confirmation(
@@ -220,6 +222,7 @@ class CachePage:
                 f"Reads {size_text} and compares every file with what was written. "
                 "Files that are wrong are set aside; nothing else is changed.",
                 "Verify",
+                self._questions,
             ),
         )
 
@@ -235,10 +238,13 @@ class CachePage:
 
     def _ask(self, title: str, verb: str, gone: Gone, begin: Begin) -> Change:
         self._asked = begin
+        self._questions += 1
         text = f"Deletes {keeping.deletion(gone)}. No answer is lost, only time."
-        return ("open", confirmation(title, text, verb, danger=True))
+        return ("open", confirmation(title, text, verb, self._questions, danger=True))
 
-    def _carry_out(self, browser: Browser) -> None:
+    def _carry_out(self, number: object, browser: Browser) -> None:
+        if number != str(self._questions):
+            raise RequestError("another question was asked meanwhile", reason="not_confirmed")
         begin, self._asked = self._asked, None
         if begin is None:
             raise RequestError("there is nothing to confirm any more", reason="not_confirmed")

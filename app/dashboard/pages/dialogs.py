@@ -19,8 +19,10 @@ def dialog(title: str, *content: str) -> Html:
     )
 
 
-def confirmation(title: str, text: str, verb: str, *, danger: bool = False) -> Html:
-    """A question; its button does ``confirmed``."""
+def confirmation(title: str, text: str, verb: str, number: int, *, danger: bool = False) -> Html:
+    """A question; its button does ``confirmed``, with the question's ``number``: an answer to one
+    that was shown before is none to this one.
+    """
     return dialog(
         title,
         tag("p", text),
@@ -32,6 +34,7 @@ def confirmation(title: str, text: str, verb: str, *, danger: bool = False) -> H
                 verb,
                 type="button",
                 data_do="confirmed",
+                data_number=str(number),
                 class_="danger" if danger else "main",
             ),
             class_="buttons end",

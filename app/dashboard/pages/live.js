@@ -2,6 +2,7 @@
 // focus keeps it, and what is open stays open. Nothing is worded or computed here.
 
 const EVENT = "act";
+const NEVER_MS = 4000;
 
 function attributes(from, to) {
   for (const { name, value } of [...to.attributes]) {
@@ -229,12 +230,16 @@ function watch_connection() {
   const popup = document.getElementById("popup");
   const banner = document.getElementById("lost");
   if (!popup || !banner) return;
+  const began = performance.now();
   const look = () => {
-    const lost = popup.ariaHidden === "false";
+    // The popup comes when a connection is lost; one that was never made is none either.
+    const never = performance.now() - began > NEVER_MS && window.socket && !window.socket.connected;
+    const lost = popup.ariaHidden === "false" || Boolean(never);
     banner.dataset.lost = String(lost);
     banner.firstElementChild.textContent = lost ? banner.dataset.says : "";
   };
   new MutationObserver(look).observe(popup, { attributes: true });
+  setInterval(look, NEVER_MS / 2);
   look();
 }
 

@@ -77,6 +77,7 @@ class NodesPage:
         self._reading: asyncio.Task[None] | None = None
         self._read_for: object = None
         self._asked: Action | None = None
+        self._questions = 0
         self._adding: _Adding | None = None
 
     def draw(self, seen: Seen) -> Drawn:
@@ -144,16 +145,22 @@ class NodesPage:
             case "rotate":
                 peer = self._peer(said)
                 self._asked = partial(self._rotate, peer)
+                self._questions += 1
                 text = "Both machines agree on it now; what goes on between them goes on with it."
-                asking = confirmation(f"A new key with {peer.name}?", text, "New key")
+                asking = confirmation(
+                    f"A new key with {peer.name}?", text, "New key", self._questions
+                )
                 browser.tell([("open", asking)])
             case "remove":
                 peer = self._peer(said)
                 self._asked = partial(self._remove, peer)
+                self._questions += 1
                 text = "Both machines forget each other. What is cached of its prompts stays."
-                asking = confirmation(f"Remove {peer.name}?", text, "Remove", danger=True)
+                asking = confirmation(
+                    f"Remove {peer.name}?", text, "Remove", self._questions, danger=True
+                )
                 browser.tell([("open", asking)])
-            case "confirmed" if self._asked is not None:
+            case "confirmed" if self._asked and said.get("number") == str(self._questions):
                 action, self._asked = self._asked, None
                 browser.tell([("close",)])
                 await self._done(action, browser)

@@ -65,7 +65,9 @@ def test_only_what_differs_is_told(data: st.DataObject) -> None:
 def test_of_recent_requests_only_new_ones_are_told(before: Snapshot, more: Any) -> None:
     after = msgspec.structs.replace(before, recent=Recent(more + before.recent.finished))
     change = diff(before, after, 5.0)
-    assert change.recent is UNSET or before.recent.finished[:1] == more[:1]
+    # Ids are drawn at random in life; here the same request may be drawn twice.
+    twice = any(one in before.recent.finished for one in more)
+    assert change.recent is UNSET or twice
     if change.recent is UNSET:
         assert apply(change, before) == after
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -84,6 +85,13 @@ def page(house: House) -> CachePage:
     return made
 
 
+def confirmed(question: str) -> dict[str, Any]:
+    """What the button of a question says."""
+    found = re.search(r'data-number="(\d+)"', question)
+    assert found is not None
+    return {"do": "confirmed", "number": found[1]}
+
+
 @pytest.mark.parametrize(
     ("said", "question", "done"),
     [
@@ -101,11 +109,24 @@ async def test_a_deletion_is_confirmed_first(
     assert question in asked
     assert "12 files, 1,234,567 bytes (1.2 MB) on disk; 2 cuts, 999 bytes in memory" in asked
     assert house.done == []
-    await page.act({"do": "confirmed"}, looking)
+    yes = confirmed(asked)
+    await page.act(yes, looking)
     assert house.done == [done]
     # Once is once.
-    await page.act({"do": "confirmed"}, looking)
+    await page.act(yes, looking)
     assert house.done == [done]
+    page.close()
+
+
+async def test_an_answer_to_one_question_is_none_to_the_next(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "verify"}, looking)
+    yes = confirmed(looking.last("open")[0])
+    await page.act({"do": "clear"}, looking)
+    await page.act(yes, looking)
+    await page.act({"do": "confirmed"}, looking)
+    assert house.done == []
+    assert "not_confirmed" in looking.last("open")[0]
     page.close()
 
 
@@ -114,8 +135,9 @@ async def test_a_question_that_was_left_is_not_confirmed_later(
 ) -> None:
     looking = Looking(manages=True)
     await page.act({"do": "clear"}, looking)
+    yes = confirmed(looking.last("open")[0])
     await page.act({"do": "closed"}, looking)
-    await page.act({"do": "confirmed"}, looking)
+    await page.act(yes, looking)
     assert house.done == []
     assert "not_confirmed" in looking.last("open")[0]
 
@@ -138,7 +160,7 @@ async def test_a_right_that_ends_meanwhile_ends_the_deletion(page: CachePage, ho
     looking = Looking(manages=True)
     await page.act({"do": "clear"}, looking)
     looking.manages = False
-    await page.act({"do": "confirmed"}, looking)
+    await page.act(confirmed(looking.last("open")[0]), looking)
     assert house.done == []
 
 
@@ -159,7 +181,7 @@ async def test_an_error_is_told_with_its_reason(page: CachePage) -> None:
 async def test_an_operation_is_followed_to_its_end(page: CachePage, house: House) -> None:
     looking = Looking(manages=True)
     await page.act({"do": "verify"}, looking)
-    await page.act({"do": "confirmed"}, looking)
+    await page.act(confirmed(looking.last("open")[0]), looking)
     operation = house.latest
     assert operation is not None
     operation.tell(50, 200)
