@@ -45,11 +45,16 @@ class Login:
         self._facing = facing
 
     async def login(self, request: Request) -> Response:
-        """Show the page, or take what it or `baton dashboard` brings."""
+        """Show the page, or take what it or `baton dashboard` brings.
+
+        A GET alone uses a token up: a HEAD is of somebody who looks where a link leads.
+        """
         if request.method == "POST":
             return await self._with_key(request)
+        if request.method not in ("GET", "HEAD"):
+            return error_response(RequestError("not with this method", reason="method_not_allowed"))
         token = request.query_params.get("once")
-        if token is None:
+        if token is None or request.method == "HEAD":
             return self._page()
         if len(token) <= _LONGEST_TOKEN and await asyncio.to_thread(self._facing.once.take, token):
             return self._enter(self._facing.sessions.open_for_user())

@@ -9,8 +9,10 @@ sent the token.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -31,6 +33,9 @@ MOST: Final = 16
 DIRECTORY: Final = "logins"
 
 _SECRET_BYTES: Final = 32
+_NAME: Final = re.compile(r"[0-9a-f]{64}")
+"""The name of a file of ours: a SHA-256. Whatever else lies there is left alone."""
+
 _MAX_FILE_BYTES: Final = 256
 _KIND: Final = Kind(
     called="file of a login",
@@ -58,6 +63,7 @@ class Once:
         self._place = Place(state / DIRECTORY)
         self._port = port
         self._clock = clock
+        self._complained = False
 
     def leave(self) -> str:
         """A new token, valid for ``VALID_S``; its file is there.
@@ -65,8 +71,7 @@ class Once:
         Raises ``ConfigError`` as ``Place.write`` does, and ``CapacityError``
         (``too_many_logins``).
         """
-        self.sweep()
-        if len(self._place.names()) >= MOST:
+        if self.sweep() >= MOST:
             raise CapacityError(
                 "too many logins wait to be used",
                 reason="too_many_logins",
@@ -92,25 +97,54 @@ class Once:
             # Of two who bring it at the same time, one removes it.
             if not self._place.remove(name):
                 return False
-            self.sweep()
         except ConfigError as error:
             log.warning("a login was refused (%s): %s", error.reason, error.message)
             return False
+        # It is gone already: what is the matter with the others does not matter to it.
+        with contextlib.suppress(ConfigError):
+            self.sweep()
         return left is not None and left.port == self._port and self._is_fresh(left)
 
     def forget(self, token: str) -> None:
         """Remove a token that nobody is to use any more. Raises ``ConfigError``."""
         self._place.remove(_name(token))
 
-    def sweep(self) -> None:
-        """Remove what has expired, and what is no login. Raises ``ConfigError``."""
+    def sweep(self) -> int:
+        """Remove what has expired, and forged files; how many may still be used.
+
+        What this class would not have made (another name, a directory) is left where it is, and
+        told once. Raises ``ConfigError`` where the directory itself is not as it has to be.
+        """
+        fresh, strange = 0, 0
         for name in self._place.names():
+            if name.startswith("."):
+                continue  # what a crash left of a write
+            if not _NAME.fullmatch(name):
+                strange += 1
+                continue
             try:
                 left = self._left(name)
             except ConfigError:
                 left = None
-            if not name.startswith(".") and (left is None or not self._is_fresh(left)):
-                self._place.remove(name)
+            if left is not None and self._is_fresh(left):
+                fresh += 1
+            elif not self._removed(name):
+                strange += 1
+        if strange and not self._complained:
+            self._complained = True
+            where = self._place.path
+            log.warning("%d things in %s are no logins, and are left alone", strange, where)
+        return fresh
+
+    def _removed(self, name: str) -> bool:
+        """Whether it is gone: a directory stays. Raises ``ConfigError`` (``state_dir_locked``)."""
+        try:
+            self._place.remove(name)
+        except ConfigError as error:
+            if error.reason == "state_dir_locked":
+                raise
+            return False
+        return True
 
     def _content(self) -> bytes:
         return msgspec.json.encode(_Left(self._clock(), self._port))

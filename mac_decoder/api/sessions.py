@@ -21,6 +21,9 @@ LIFE_S: Final = 12 * 3600.0
 MOST: Final = 32
 """Sessions of each sort; for one more, the oldest of the sort ends."""
 
+MOST_COOKIES: Final = 8
+"""Of one request, under this server's name, that are looked at."""
+
 _SECRET_BYTES: Final = 32
 _TOKEN_LENGTH: Final = 43
 
@@ -87,13 +90,16 @@ class Sessions:
         return None
 
     def tokens(self, cookies: Iterable[str]) -> list[str]:
-        """What the Cookie headers hold under this server's name, and could be a token: at most two.
+        """What the Cookie headers hold under this server's name, and could be a token: at most
+        ``MOST_COOKIES``, each once.
 
-        More than one is a browser's doing: another page of the same host may have set its own.
+        More than one is a browser's doing: a page of another port of this host may have set its
+        own, which the browser may send first.
         """
         pairs = (pair.partition("=") for line in cookies for pair in line.split(";"))
         found = [value.strip() for name, _, value in pairs if name.strip() == self.cookie]
-        return [one for one in found if len(one) == _TOKEN_LENGTH and one.isascii()][:2]
+        formed = [one for one in found if len(one) == _TOKEN_LENGTH and one.isascii()]
+        return list(dict.fromkeys(formed))[:MOST_COOKIES]
 
     def holds(self, session: Session) -> bool:
         """Whether it is still good: not ended, not too old, its API key not revoked."""

@@ -78,6 +78,32 @@ def test_a_token_logs_in_once_with_the_right_to_manage(server: Server) -> None:
     assert server.door.refusals.counts["login_refused"] == 1
 
 
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS"])
+def test_only_a_get_uses_a_token_up(server: Server, method: str) -> None:
+    token = server.once.leave()
+    asked = httpx.request(method, f"{server.url}/login", params={"once": token})
+    assert asked.status_code == (200 if method == "HEAD" else 405)
+    assert "set-cookie" not in asked.headers
+    assert sessions(server) == 0
+    assert server.once.waits(token)
+    assert "login_refused" not in {
+        name for name, count in server.door.refusals.counts.items() if count
+    }
+    assert httpx.get(f"{server.url}/login", params={"once": token}).status_code == 200
+
+
+def test_a_cookie_of_somebody_elses_hides_no_session(locked: Server) -> None:
+    entered = httpx.post(f"{locked.url}/login", data={"key": KEY})
+    good = entered.headers["set-cookie"].partition(";")[0]
+    name = good.partition("=")[0]
+    junk = [f"{name}=", f"{name}=x", *(f"{name}={letter * 43}" for letter in "abcde")]
+    for cookies in ([good, *junk], [*junk, good], [junk[-1], good]):
+        asked = {"accept": "image/*", "cookie": "; ".join(cookies)}
+        assert httpx.get(f"{locked.url}/", headers=asked).status_code == 200
+    httpx.post(f"{locked.url}/logout", headers={"cookie": "; ".join([*junk, good])})
+    assert sessions(locked) == 0
+
+
 @pytest.mark.parametrize("token", ["", "x" * 43, "x" * 100_00, "../../api-keys/x", "%00"])
 def test_what_is_no_token_logs_in_nobody(server: Server, token: str) -> None:
     refused = httpx.get(f"{server.url}/login", params={"once": token})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -126,6 +128,58 @@ def test_a_file_of_another_form_is_refused(once: Once, tmp_path: Path, content: 
     token = once.leave()
     file_of(tmp_path, token).write_bytes(content)
     assert not once.take(token)
+
+
+def put(state: Path, kind: str, name: str) -> Path:
+    """Something that is no plain file, or none of ours, in the directory of the tokens."""
+    made = state / DIRECTORY / name
+    match kind:
+        case "directory":
+            (made / "within").mkdir(parents=True)
+        case "pipe":
+            os.mkfifo(made)
+        case "link":
+            made.symlink_to(state / DIRECTORY)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as one:
+                # A path of a socket is short.
+                with contextlib.chdir(made.parent):
+                    one.bind(made.name)
+        case _:
+            made.write_text("anything")
+    return made
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "socket", "file"])
+@pytest.mark.parametrize("name", ["0" * 64, "notes of mine", "x"])
+def test_what_lies_there_and_is_no_token_keeps_nobody_out(
+    once: Once, tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    once.leave()
+    strange = put(tmp_path, kind, name)
+    for _ in range(MOST - 1):
+        assert once.take(once.leave())
+    once.sweep()
+    # What is not of this class' making is not for it to remove.
+    ours = name == "0" * 64 and kind != "directory"
+    assert os.path.lexists(strange) is not ours
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no logins" in line for line in said) == (0 if ours else 1)
+    assert not [line for line in said if "refused" in line]
+
+
+def test_what_is_no_token_takes_no_place_of_one(once: Once, tmp_path: Path) -> None:
+    once.leave()
+    for number in range(2 * MOST):
+        put(tmp_path, "directory", f"{number:064x}")
+    assert once.take(once.leave())
+
+
+def test_a_directory_that_bears_a_tokens_name_is_no_token(once: Once, tmp_path: Path) -> None:
+    once.leave()
+    file_of(tmp_path, "x" * 43).mkdir()
+    assert not once.take("x" * 43)
+    assert once.take(once.leave())
 
 
 def test_expired_ones_are_swept_and_fresh_ones_kept(
