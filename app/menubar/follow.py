@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from app.menubar.place import Place
-from app.view.standing import Standing, State
+from app.view.standing import Standing, State, known_code
 from protocol.errors import BatonError, PeerProtocolError
 from protocol.status.snapshot import Snapshot
 from protocol.status.stream import FULL_EVERY_S, Change, Full, Hello, apply, decode
@@ -34,8 +34,13 @@ LONGEST_PAUSE_S: Final = 5.0
 _SLEPT_S: Final = 3.0
 """Clocks that part by so much have a sleep between them, not a correction of the time."""
 
+FIRST_S: Final = 10.0
+"""A whole snapshot is there so long after a connection is begun."""
+
+HELD_S: Final = 1.0
+"""A connection that was of use for so long is no reason to try again less often."""
+
 _SILENCE_S: Final = 2.5 * FULL_EVERY_S
-_OPEN_S: Final = 10.0
 _MOST_BYTES: Final = 16 << 20
 _SAID: Final[dict[str, State]] = {
     "decoder_starting": "starting",
@@ -121,6 +126,9 @@ class Follower:
         """So is the connection that there is."""
 
         self._stopping = False
+        self._of_use = False
+        """Whether the connection has brought a snapshot."""
+
         self._last: Told | None = None
 
     def start(self) -> None:
@@ -176,20 +184,21 @@ class Follower:
     async def _once(self) -> Told | None:
         """Connect and follow until that ends; what to tell of the end.
 
-        ``None``: a connection that was there has ended; who answers now will say why.
+        ``None``: a connection that was of use has ended; who answers now will say why.
         """
         try:
             place = self._find()
         except BatonError as error:
-            # The address is what was last known, if any.
+            # The address is what was last known, if any. What is wrong here is for this app to say.
             before = self._last.standing.url if self._last else ""
-            return Told(Standing("refused", before, error.reason))
+            return Told(Standing("refused", before, error.reason, error.message))
         if self._last is None or self._last.standing.url != place.url:
             self._tell(Told(Standing("connecting", place.url), place=place))
+        self._of_use = False
         try:
             await self._connected(place)
         except ConnectionClosed:
-            return None
+            return None if self._of_use else _without(place, "refused", "connection_lost")
         except InvalidStatus as error:
             code = _code(error.response.body)
             return _without(place, _SAID.get(code, "refused"), code or "not_a_decoder")
@@ -240,36 +249,61 @@ class Follower:
 
     async def _with(self, key: str | None, place: Place) -> None:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        async with connect(
-            place.stream,
-            ssl=place.context(),
-            additional_headers=headers,
-            user_agent_header=None,
-            open_timeout=_OPEN_S,
-            close_timeout=1.0,
-            # The stream is never silent for long; pings would wake this thread for nothing.
-            ping_interval=None,
-            max_size=_MOST_BYTES,
-            compression=None,
-            proxy=None,
-            logger=_quiet,
-        ) as connection:
-            await self._listen(connection, place)
+        async with (
+            asyncio.timeout(FIRST_S) as patience,
+            _Directly(
+                place.stream,
+                ssl=place.context(),
+                additional_headers=headers,
+                user_agent_header=None,
+                open_timeout=None,
+                close_timeout=1.0,
+                # The stream is never silent for long; pings would wake this thread for nothing.
+                ping_interval=None,
+                max_size=_MOST_BYTES,
+                compression=None,
+                proxy=None,
+                logger=_quiet,
+            ) as connection,
+        ):
+            await self._listen(connection, place, lambda: patience.reschedule(None))
 
-    async def _listen(self, connection: ClientConnection, place: Place) -> None:
+    async def _listen(
+        self, connection: ClientConnection, place: Place, begun: Callable[[], None]
+    ) -> None:
+        """Tell what is said; ``begun`` is called with the first snapshot.
+
+        Raises ``PeerProtocolError``: ``status_out_of_place`` (a second hello, a change of
+        nothing), and what ``decode`` and ``apply`` do.
+        """
+        greeted = False
         snapshot: Snapshot | None = None
+        begun_at = 0.0
         self._clocks.slept()
-        while (message := await self._next(connection)) is not None:
-            match decode(message):
-                case Hello():
-                    continue
-                case Full() as full:
-                    snapshot = full.snapshot
-                case Change() as change:
-                    snapshot = None if snapshot is None else apply(change, snapshot)
-            if snapshot is not None:
-                self._pauses.begin_anew()
+        try:
+            while (message := await self._next(connection)) is not None:
+                match decode(message):
+                    case Hello() if not greeted:
+                        greeted = True
+                        continue
+                    case Full() as full if greeted:
+                        snapshot = full.snapshot
+                    case Change() as change if snapshot is not None:
+                        snapshot = apply(change, snapshot)
+                    case _:
+                        raise PeerProtocolError(
+                            "a message of the status came where it has no place",
+                            reason="status_out_of_place",
+                            field="type",
+                        )
+                if not self._of_use:
+                    self._of_use, begun_at = True, time.monotonic()
+                    begun()
                 self._tell(Told(Standing("connected", place.url), snapshot, place))
+        finally:
+            # One that ends as soon as it has begun is not made again as fast as that goes.
+            if self._of_use and time.monotonic() - begun_at >= HELD_S:
+                self._pauses.begin_anew()
 
     async def _next(self, connection: ClientConnection) -> str | bytes | None:
         """The next message; ``None`` once this connection is to be given up."""
@@ -305,6 +339,13 @@ class Follower:
             self._hear(told)
 
 
+class _Directly(connect):
+    """Goes nowhere else: no decoder sends anybody on, and what does is to be named."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
+
+
 def _without(place: Place, state: State, reason: str = "") -> Told:
     # What has a sentence of its own needs no code beside it.
     shown = reason if state == "refused" else ""
@@ -312,12 +353,12 @@ def _without(place: Place, state: State, reason: str = "") -> Told:
 
 
 def _code(body: bytes | bytearray | memoryview | None) -> str:
-    """The reason in the error object of a refused handshake; empty where it is none."""
+    """The reason in the error object of a refused handshake; empty where there is none."""
     try:
         found = json.loads(bytes(body or b""))["error"]["code"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return found if isinstance(found, str) and found.isidentifier() else ""
+    return "" if found is None else known_code(found)
 
 
 async def _until(event: asyncio.Event) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from app.view.facts import Tone
@@ -27,11 +28,14 @@ asked for; ``refused``: for another reason."""
 
 @dataclass(frozen=True)
 class Standing:
-    """``url`` is the decoder's base URL; ``reason`` a stable code, where there is one."""
+    """``url`` is the decoder's base URL; ``reason`` a stable code, where there is one, and
+    ``said`` what this side's own error says: never a text of whoever answers there.
+    """
 
     state: State
     url: str
     reason: str = ""
+    said: str = ""
 
     @property
     def port(self) -> int | None:
@@ -53,7 +57,35 @@ _SENTENCES: dict[State, tuple[str, Tone]] = {
 }
 
 
+_REASONS: Final[dict[str, str]] = {
+    "no_answer": "What listens there does not answer",
+    "connection_lost": "What listens there hangs up",
+    "not_a_decoder": "What listens there is no decoder",
+    "status_malformed": "What listens there does not speak as a decoder does",
+    "status_out_of_place": "What listens there does not speak as a decoder does",
+}
+"""In place of the state's own words."""
+
+MOST_CODE: Final = 64
+_CODE: Final = re.compile(rf"[a-z][a-z0-9_]{{0,{MOST_CODE - 1}}}")
+_MOST_SAID: Final = 160
+
+
+def known_code(found: object) -> str:
+    """A reason that came from elsewhere, if it has the form of one; else ``unknown``."""
+    return found if isinstance(found, str) and _CODE.fullmatch(found) else "unknown"
+
+
 def sentence(standing: Standing) -> tuple[str, Tone]:
-    """What to say of a decoder that tells nothing itself, and how it looks."""
+    """What to say of a decoder that tells nothing itself, and how it looks: one short line."""
     words, tone = _SENTENCES[standing.state]
-    return (f"{words} ({standing.reason})" if standing.reason else words), tone
+    if not standing.reason:
+        return words, tone
+    if standing.state == "refused":
+        words = _line(standing.said) or _REASONS.get(standing.reason, words)
+    return f"{words} ({known_code(standing.reason)})", tone
+
+
+def _line(said: str) -> str:
+    shown = "".join(letter if letter.isprintable() else " " for letter in said)
+    return shown if len(shown) <= _MOST_SAID else f"{shown[:_MOST_SAID]}…"

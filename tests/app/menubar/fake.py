@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -21,17 +22,24 @@ from protocol.status.stream import Full, Hello, Message, diff, encode
 
 
 class Fake:
-    """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses;
-    with ``demands_a_key`` it refuses whoever gives none.
+    """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses, ``None`` for
+    one without an error object, and ``sends_to`` an address that it names then; with
+    ``demands_a_key`` it refuses whoever gives none. ``goes_on`` is said without end once the
+    beginning is; with ``drips`` that comes in many small pieces.
     """
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
-        self.refusal: tuple[int, str] | None = None
+        self.refusal: tuple[int, object] | None = None
+        self.sends_to = ""
+        self.goes_on: bytes | None = None
+        self.drips = False
         self.demands_a_key = False
         self.asked: list[Headers] = []
         self._connections: list[tuple[ServerConnection, Queue[bytes | None]]] = []
         self._snapshot: Snapshot | None = None
-        self._hello = encode(Hello(at=0.0, version=1, process="ab", full_every_s=10.0))
+        self._hello: bytes | None = encode(
+            Hello(at=0.0, version=1, process="ab", full_every_s=10.0)
+        )
         self._server: Server = serve(
             self._serve, "127.0.0.1", port, ssl=tls, process_request=self._let_in
         )
@@ -46,7 +54,8 @@ class Fake:
     def begins_with(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
-    def says_hello(self, text: bytes) -> None:
+    def says_hello(self, text: bytes | None) -> None:
+        """This in its place, or nothing."""
         self._hello = text
 
     def says(self, snapshot: Snapshot) -> None:
@@ -73,15 +82,31 @@ class Fake:
 
     def _let_in(self, _: ServerConnection, request: Request) -> Response | None:
         self.asked.append(request.headers)
-        refusal = self.refusal
+        refusal: tuple[int, object] | None = self.refusal
         if self.demands_a_key and "Authorization" not in request.headers:
             refusal = (401, "invalid_api_key")
         if refusal is None:
             return None
         status, code = refusal
-        body = json.dumps({"error": {"message": "no", "code": code}}).encode()
+        error = {"error": {"message": "no", "code": code}}
+        body = json.dumps({} if code is None else error).encode()
         headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        if self.sends_to:
+            headers["Location"] = self.sends_to
         return Response(status, HTTPStatus(status).phrase, headers, body)
+
+    def _begin(self, connection: ServerConnection) -> None:
+        if self._hello is not None:
+            connection.send(self._hello.decode())
+        if self._snapshot is None:
+            return
+        text = encode(Full(at=0.0, snapshot=self._snapshot)).decode()
+        connection.send(self._pieces(text) if self.drips else text)
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        for one in text:
+            yield one
+            time.sleep(0.1)
 
     def _serve(self, connection: ServerConnection) -> None:
         queue: Queue[bytes | None] = Queue()
@@ -89,9 +114,9 @@ class Fake:
         self._connections.append(mine)
         try:
             with suppress(ConnectionClosed):
-                connection.send(self._hello.decode())
-                if self._snapshot is not None:
-                    connection.send(encode(Full(at=0.0, snapshot=self._snapshot)).decode())
+                self._begin(connection)
+                while self.goes_on is not None:
+                    connection.send(self.goes_on.decode())
                 while (text := queue.get()) is not None:
                     connection.send(text.decode())
         finally:

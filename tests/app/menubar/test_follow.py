@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from app.menubar import follow
 from app.menubar.follow import LONGEST_PAUSE_S, Clocks, Follower, Pauses, Told
 from app.menubar.place import Place
 from mac_decoder.api import tls
 from protocol.errors import ConfigError
+from protocol.status.stream import Full, encode
 from tests.app.menubar.authority import Authority
 from tests.app.menubar.fake import Fake, fake
 from tests.app.view.snapshots import IDLE, with_engine
@@ -71,7 +73,7 @@ def test_a_snapshot_and_then_what_changes_of_it(decoder: Fake) -> None:
         assert ears.states == ["connecting", "connected"]
         decoder.says(BUSY)
         until(lambda: ears.heard[-1].snapshot == BUSY)
-        decoder.says_raw(b'{"type":"hello","at":0,"version":1,"process":"ab","full_every_s":10}')
+        decoder.says_raw(encode(Full(at=1.0, snapshot=BUSY)))
         time.sleep(0.2)
         assert len(ears.heard) == 3, "what says nothing new is not told"
 
@@ -86,11 +88,19 @@ def test_a_snapshot_and_then_what_changes_of_it(decoder: Fake) -> None:
         (503, "too_many_streams", "refused", "too_many_streams"),
         (401, "invalid_api_key", "key_needed", ""),
         (403, "host_not_allowed", "refused", "host_not_allowed"),
-        (404, "<script>", "refused", "not_a_decoder"),
+        (404, None, "refused", "not_a_decoder"),
+        (404, "<script>", "refused", "unknown"),
+        (503, "x" * 65, "refused", "unknown"),
+        (503, "x" * 100_000, "refused", "unknown"),
+        (503, "Decoder_Starting", "refused", "unknown"),
+        (503, "ünknown", "refused", "unknown"),
+        (503, "two words", "refused", "unknown"),
+        (503, "", "refused", "unknown"),
+        (503, 7, "refused", "unknown"),
     ],
 )
 def test_a_handshake_that_is_refused_says_what_goes_on(
-    decoder: Fake, status: int, code: str, state: str, reason: str
+    decoder: Fake, status: int, code: object, state: str, reason: str
 ) -> None:
     decoder.refusal = (status, code)
     with following(Place(decoder.url)) as (follower, ears):
@@ -140,6 +150,98 @@ def test_another_version_is_said_to_be_one(decoder: Fake) -> None:
         ears.await_state("version_differs")
 
 
+HELLO = b'{"type":"hello","at":0,"version":1,"process":"ab","full_every_s":10}'
+CHANGE = b'{"type":"change","at":0,"since":7,"revision":8}'
+
+
+@pytest.mark.parametrize("silence", ["before the handshake", "after it", "after hello"])
+def test_who_says_nothing_is_in_trouble_and_not_waited_for(
+    silence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FIRST_S", 0.5)
+    with ExitStack() as stack:
+        if silence == "before the handshake":
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listening.getsockname()[1]
+        else:
+            mute = stack.enter_context(fake())
+            if silence == "after it":
+                mute.says_hello(None)
+            port = mute.port
+        _, ears = stack.enter_context(following(Place(f"http://127.0.0.1:{port}")))
+        assert ears.await_state("refused").standing.reason == "no_answer"
+        assert ears.states == ["connecting", "refused"]
+
+
+def test_who_sends_a_snapshot_byte_by_byte_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "FIRST_S", 1.0)
+    with fake() as slow:
+        slow.drips = True
+        slow.begins_with(IDLE)
+        with following(Place(slow.url)) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [(HELLO, HELLO), (CHANGE, None), (HELLO, CHANGE), (encode(Full(at=0, snapshot=IDLE)), None)],
+)
+def test_what_comes_where_it_has_no_place_is_trouble(begins: bytes, goes_on: bytes | None) -> None:
+    with fake() as wrong:
+        wrong.says_hello(begins)
+        wrong.goes_on = goes_on
+        with following(Place(wrong.url)) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "status_out_of_place"
+            time.sleep(1.5)
+            # 0.25, 0.5 and 1 second apart, and so on: not as fast as it goes.
+            assert 2 <= len(wrong.asked) <= 4
+            assert ears.states == ["connecting", "refused"]
+
+
+def test_who_hangs_up_before_there_is_a_snapshot_is_trouble() -> None:
+    with fake() as wrong, following(Place(wrong.url)) as (follower, ears):
+        until(lambda: wrong.followers == 1)
+        follower._pauses = Pauses(60.0, 60.0)
+        wrong.hangs_up()
+        assert ears.await_state("refused").standing.reason == "connection_lost"
+
+
+@pytest.mark.parametrize("elsewhere", ["http://[", "{other}", "x" * 3000])
+def test_nobody_sends_it_on(decoder: Fake, elsewhere: str) -> None:
+    with fake() as other:
+        other.begins_with(IDLE)
+        decoder.refusal = (302, None)
+        decoder.sends_to = elsewhere.replace("{other}", other.url.replace("http", "ws"))
+        with following(Place(decoder.url)) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "not_a_decoder"
+            assert other.asked == []
+
+
+def test_a_second_hello_behind_a_snapshot_is_trouble_too(decoder: Fake) -> None:
+    decoder.goes_on = HELLO
+    with following(Place(decoder.url)) as (_, ears):
+        until(lambda: "refused" in ears.states)
+        said = next(told for told in ears.heard if told.standing.state == "refused")
+        assert (said.standing.reason, said.snapshot) == ("status_out_of_place", None)
+        time.sleep(1.5)
+        assert len(decoder.asked) <= 4
+
+
+def test_a_connection_that_has_held_is_made_again_at_once(
+    decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "HELD_S", 0.2)
+    with following(Place(decoder.url)) as (follower, ears):
+        ears.await_state("connected")
+        follower._pauses = Pauses(longest_s=60.0)
+        follower._pauses._next_s = 60.0
+        time.sleep(0.4)
+        decoder.hangs_up()
+        until(lambda: len(decoder.asked) == 2, 3.0)
+
+
 def test_another_port_is_followed_at_once(decoder: Fake) -> None:
     with fake() as other:
         other.begins_with(BUSY)
@@ -155,10 +257,11 @@ def test_another_port_is_followed_at_once(decoder: Fake) -> None:
 def test_settings_that_cannot_be_read_are_told_and_read_again(decoder: Fake) -> None:
     with following(Place(decoder.url)) as (follower, ears):
         ears.await_state("connected")
-        ears.wrong = ConfigError("no", reason="settings_invalid")
+        ears.wrong = ConfigError("port in config.toml is wrong", reason="settings_invalid")
         follower.look_again()
         told = ears.await_state("refused")
         assert (told.standing.reason, told.standing.url) == ("settings_invalid", decoder.url)
+        assert told.standing.said == "port in config.toml is wrong"
         ears.wrong = None
         follower.try_now()
         ears.await_state("connected")

@@ -141,10 +141,9 @@ def put(state: Path, kind: str, name: str) -> Path:
         case "link":
             made.symlink_to(state / DIRECTORY)
         case "socket":
-            with socket.socket(socket.AF_UNIX) as one:
-                # A path of a socket is short.
-                with contextlib.chdir(made.parent):
-                    one.bind(made.name)
+            # A path of a socket is short.
+            with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(made.parent):
+                one.bind(made.name)
         case _:
             made.write_text("anything")
     return made
