@@ -124,7 +124,12 @@ class Control:
         if (said := self._socket.arrived(deadline)) is not None:
             self._machine.receive(said, time.monotonic())
         self._machine.data(len(piece), time.monotonic())
-        self._socket.send_binary(piece, deadline)
+        try:
+            self._socket.send_binary(piece, deadline)
+        except TransferError:
+            if (said := self._socket.last_word()) is not None:
+                self._machine.receive(said, time.monotonic())
+            raise
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -98,6 +98,16 @@ class WebSocket:
                 self._take(received, deadline)
             return self._texts.popleft() if self._texts else None
 
+    def last_word(self) -> bytes | None:
+        """What the producer had said before the connection was lost, if anything is unread.
+
+        Whoever sends finds out first that nobody reads any more, and only here why.
+        """
+        with contextlib.suppress(OSError, EOFError, BatonError):
+            while not self._texts:
+                self._read(time.monotonic() + _CLOSE_S)
+        return self._texts.popleft() if self._texts else None
+
     def receive(self, deadline: float) -> bytes:
         """The next message.
 
