@@ -1,7 +1,7 @@
-"""First run: no model is named yet. What is offered, what a choice leads to, and what is shown.
+"""Choosing a model, at first and later: what is offered, what it leads to, and what is shown.
 
-Pure but for four functions: :func:`needed`, :func:`offer` and :func:`check` look at the settings
-and at directories, :func:`choose` writes the settings. A window only lays out :func:`shown`.
+Pure but for three functions: :func:`offer` and :func:`check` look at directories, :func:`choose`
+writes the settings. A window only lays out :func:`shown`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from app import demo_fetch, demo_model, settings, settings_edit
+from app import demo_fetch, demo_model, settings_edit
 from app.demo_fetch import Progress
 from app.model import describe
 from app.view.words import human_bytes
@@ -22,7 +22,7 @@ from protocol.errors import BatonError, Cancelled, ConfigError
 TITLE: Final = "Which model shall Baton serve?"
 ABOUT: Final = (
     "It answers with a model that lies on this machine. Which one is written into config.toml, "
-    "and can be changed there."
+    "and can be changed, there or in the menu."
 )
 DEMO: Final = "Try the demo model"
 OWN: Final = "Use a model of mine"
@@ -74,7 +74,8 @@ class State:
     """What has happened in the window so far; every event returns the next one.
 
     ``path`` is what is typed for a model of one's own; ``model`` what it will be served from, once
-    that is settled. ``began`` and ``began_bytes``: when fetching began, and with how much.
+    that is settled, ``before`` what the settings named before. ``began`` and ``began_bytes``:
+    when fetching began, and with how much.
     """
 
     offer: Offer
@@ -88,6 +89,7 @@ class State:
     began_bytes: int = 0
     now: float = 0.0
     model: Path | None = None
+    before: str = ""
 
     def chose(self, choice: Choice) -> State:
         """Another of the two was chosen; what went wrong with the first is no longer told."""
@@ -175,15 +177,15 @@ def shown(state: State) -> Shown:
         bar=_bar(state.progress) if fetching else None,
         begin=begin,
         may_begin=ready and (not state.offer.lacking if demo else state.checked is not None),
-        leave="Stop" if fetching else "Not now",
+        leave="Stop" if fetching else "Cancel" if state.before else "Not now",
         may_choose=not state.busy,
         may_demo=not state.busy and not state.offer.lacking,
     )
 
 
-def needed() -> bool:
-    """Whether the settings name no model. Raises ``ConfigError``, as ``settings.named``."""
-    return not settings.named("serve", "model")
+def begun(offer: Offer, now: str = "") -> State:
+    """The window as it opens; ``now`` is the model that the settings name, if they do."""
+    return State(offer, "own" if offer.lacking or now else "demo", path=now, before=now)
 
 
 def offer(cache_dir: Path | None = None) -> Offer:

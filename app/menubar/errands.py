@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from app import settings
 from app.dashboard_login import open_logged_in, open_plainly
 from app.doctor import Asked, examine
 from app.doctor_findings import Finding
@@ -100,8 +101,10 @@ def log(decoder: Decoder) -> LogWindow:
 
 
 def first_run(chosen: Callable[[], None]) -> FirstRun:
-    """The window in which a model is chosen; ``chosen`` is called once the settings name it."""
-    window = FirstRun()
+    """The window in which a model is chosen, or another one than the settings name now;
+    ``chosen`` is called once they name it. Raises as ``settings.named``.
+    """
+    window = FirstRun(now=settings.named("serve", "model") or "")
     window.chosen.connect(lambda *_: chosen())
     return window
 

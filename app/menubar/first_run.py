@@ -1,4 +1,4 @@
-"""The window of a first run: the demo model, or a directory; then the decoder can start.
+"""The window in which a model is chosen: the demo model, or a directory; then it is served.
 
 ``app.first_run`` says what it shows in every state. Whatever takes time is done in a thread.
 """
@@ -50,27 +50,29 @@ def _obtain(tell: demo_fetch.Tell, stop: demo_fetch.Stop) -> Path:
 
 
 class FirstRun(Window):
-    """Asks for a model until the settings name one: ``chosen`` then tells its directory.
+    """Asks for a model until the settings name one: ``chosen`` then tells its directory. ``now``
+    is the one that they name before, if they do.
 
     It closes by itself. Closed before, it stops what it began; what was fetched is kept.
     """
 
     chosen = Signal(object)
 
-    def __init__(self, obtain: Obtain = _obtain) -> None:
+    def __init__(self, obtain: Obtain = _obtain, now: str = "") -> None:
         super().__init__("Baton", 580, 410)
         self._obtain = obtain
         self._stop = threading.Event()
         self._closing = False
         self._work: Work | None = None
         self._look: Work | None = None
-        offer = first_run.offer()
-        self._state = State(offer, "own" if offer.lacking else "demo")
+        self._state = first_run.begun(first_run.offer(), now)
         self._lay_out()
         self._typed = QTimer(self, singleShot=True, interval=_PAUSE_MS)
         self._typed.timeout.connect(self._check)
         self._connect()
         self._show()
+        if now:
+            self.take(now)
 
     def _lay_out(self) -> None:
         self.box.setContentsMargins(24, 20, 24, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +15,14 @@ MOST_BYTES: Final = 4 << 20
 KEPT: Final = 3
 """How many full ones are kept beside the one that is written."""
 
-_LAST_LINES: Final = 12
-_LAST_BYTES: Final = 4096
+_LAST_LINES: Final = 6
+_LAST_LETTERS: Final = 300
+_LAST_BYTES: Final = 1 << 16
+
+_LOGGED: Final = re.compile(r"\S+ \S+ ([A-Z]+) [\w.]+: (.*)")
+"""A line of the decoder's log: day, time, level, place, and what it says."""
+
+_TELLING: Final = ("ERROR", "CRITICAL")
 
 
 class LogFile:
@@ -46,9 +53,17 @@ class LogFile:
             self.close()
 
     def last_words(self) -> str:
-        """The last lines that were written."""
-        lines = self._last.decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        """The last lines that may say why it ended, for people: errors without time and place,
+        and what was printed; of neither there may be any.
+        """
+        told: list[str] = []
+        for line in self._last.decode("utf-8", "replace").splitlines():
+            logged = _LOGGED.fullmatch(line)
+            if logged is None and not line.startswith("ready "):
+                told.append(line)
+            elif logged is not None and logged[1] in _TELLING:
+                told.append(logged[2])
+        return "\n".join(line[:_LAST_LETTERS] for line in told[-_LAST_LINES:])
 
     def close(self) -> None:
         """Let go of the file; writing opens it again."""

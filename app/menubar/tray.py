@@ -24,6 +24,7 @@ from app.menubar.logfile import LogFile
 from app.menubar.picture import picture, stepped
 from app.menubar.place import Given, has_model, settings_now
 from app.menubar.windows import ErrorWindow, Window
+from app.service_arguments import value_of
 from app.view.icon import Icon, icon
 from app.view.menu import Action, Around, menu
 from app.view.notices import Memory, events
@@ -183,7 +184,13 @@ class Tray(QObject):
         except ConfigError:
             model = True  # `baton serve` says what is wrong with the file
         here = self._given.url is None
-        self._around = Around(here and self._decoder.ours, here, model, _at_login())
+        self._around = Around(
+            ours=here and self._decoder.ours,
+            startable=here,
+            has_model=model,
+            model_follows=not value_of("--model", arguments),
+            login_item=_at_login(),
+        )
         self._follower.try_now()
         self._changed()
 
@@ -319,9 +326,13 @@ class Tray(QObject):
         self._open("first_run", lambda: errands.first_run(self._model_was_chosen))
 
     def _model_was_chosen(self) -> None:
-        """The settings name a model now: serve it."""
+        """The settings name another model now: serve it."""
         self._look_around()
-        self._start()
+        if self._told.standing.state == "absent":
+            self._start()
+        else:
+            self._decoder.restart()
+            self._follower.try_now()
 
     # -- settings
 

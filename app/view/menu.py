@@ -59,12 +59,14 @@ class Item:
 class Around:
     """What a menu needs to know besides the decoder. ``ours``: this app may stop and restart
     the decoder, which it started, or whose service it knows; ``startable``: it may start one;
-    ``login_item`` is ``None`` where there is no such thing.
+    ``model_follows``: what it serves is what the settings name, which an installed service does
+    not do that was given its model; ``login_item`` is ``None`` where there is no such thing.
     """
 
     ours: bool = False
     startable: bool = True
     has_model: bool = True
+    model_follows: bool = True
     login_item: bool | None = None
 
 
@@ -135,11 +137,15 @@ def _cache(told: Snapshot, now: float) -> tuple[Item, ...]:
 def _decoder(standing: Standing, around: Around) -> tuple[Item, ...]:
     if not around.has_model:
         return (Item("Choose a model…", "choose_model"),)
-    if standing.state == "absent":
-        return (Item("Start the decoder", "start", enabled=around.startable),)
+    absent = standing.state == "absent"
+    may = around.startable if absent else around.ours
+    change = Item("Change the model…", "choose_model", enabled=may and around.model_follows)
+    if absent:
+        return (Item("Start the decoder", "start", enabled=may), change)
     return (
-        Item("Stop the decoder", "stop", enabled=around.ours),
-        Item("Restart the decoder", "restart", enabled=around.ours),
+        Item("Stop the decoder", "stop", enabled=may),
+        Item("Restart the decoder", "restart", enabled=may),
+        change,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app import demo_model, first_run, settings
 from app.demo_fetch import Progress
-from app.first_run import Checked, Offer, State, shown
+from app.first_run import Checked, Offer, State, begun, shown
 from mac_decoder.__main__ import look_ahead
 from mac_decoder.config import DecoderConfig
 from protocol import halves
@@ -203,11 +203,15 @@ def test_a_directory_that_may_not_be_read_is_refused(
     assert "Permission denied" in refused.value.message
 
 
-def test_a_choice_ends_the_first_run(home: Path) -> None:
-    assert first_run.needed()
+def test_a_choice_is_what_the_settings_name(home: Path) -> None:
     file = first_run.choose(home / "a model")
     assert file == home / "conf" / "config.toml"
-    assert not first_run.needed()
     assert settings.named("serve", "model") == str(home / "a model")
-    file.write_text('[serve]\nmodel = ""\n')
-    assert first_run.needed()
+
+
+def test_it_opens_with_the_model_that_is_served_now() -> None:
+    first, later = begun(Offer()), begun(Offer(), "/m")
+    assert (first.choice, first.path, shown(first).leave) == ("demo", "", "Not now")
+    assert (later.choice, later.path, shown(later).leave) == ("own", "/m", "Cancel")
+    assert shown(later.chose("demo").started(0)).leave == "Stop"
+    assert begun(Offer(lacking="No.")).choice == "own"

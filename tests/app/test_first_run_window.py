@@ -68,10 +68,10 @@ class Fetching:
 class Opened:
     """An open window, what it told, and how to wait for it."""
 
-    def __init__(self, fetching: Fetching) -> None:
+    def __init__(self, fetching: Fetching, now: str = "") -> None:
         self.chosen: list[Path] = []
         self.closed: list[bool] = []
-        self.window = FirstRun(fetching)
+        self.window = FirstRun(fetching, now)
         self.finished = 0
         self.window.finished.connect(self._finish)
         self.window.chosen.connect(lambda model: self.chosen.append(model))
@@ -187,6 +187,20 @@ def test_a_directory_that_cannot_be_served_is_refused_and_another_can_be_typed(
     assert not opened.window.begin.isEnabled()
     opened.window.take(str(checkpoint("llama")))
     opened.until(lambda: opened.window.begin.isEnabled())
+
+
+def test_the_model_that_is_served_now_is_there_to_be_changed(
+    qt: QApplication, fetching: Fetching, checkpoint, home: Path
+) -> None:
+    now = str(checkpoint("llama"))
+    opened = Opened(fetching, now)
+    assert opened.window.own.isChecked()
+    assert opened.window.path.text() == now
+    opened.until(lambda: opened.window.begin.isEnabled())
+    opened.press(Qt.Key.Key_Escape)
+    opened.until(lambda: opened.closed)
+    assert opened.chosen == []
+    assert settings.named("serve", "model") is None, "nothing was chosen"
 
 
 def test_the_chooser_offers_directories(

@@ -55,6 +55,12 @@ class Screen:
             self.tool("convert", str(file), "-trim", "+repage", f"{wanted}/{name}.png")
         return file
 
+    def icon_in(self, name: str) -> str:
+        """A digest of what the tray's icon looks like in the screenshot of that name."""
+        crop = f"24x24+{WIDTH - 25}+0"
+        words = ("-crop", crop, "+repage", "-format", "%#", "info:")
+        return self.tool("convert", str(self._pictures / f"{name}.png"), *words)
+
     def click(self, x: int, y: int, button: int = 1) -> None:
         self.tool("xdotool", "mousemove", str(x), str(y), "click", str(button))
 

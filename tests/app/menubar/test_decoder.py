@@ -262,7 +262,28 @@ def test_a_full_log_is_moved_aside_and_no_line_is_lost(tmp_path: Path) -> None:
     assert all(len(text) <= 100 for text in texts)
     assert "".join(texts) == "".join(lines[-sum(text.count("\n") for text in texts) :])
     assert not (tmp_path / "a.log.3").exists()
-    assert log.last_words().splitlines() == [line.strip() for line in lines[-12:]]
+    assert log.last_words().splitlines() == [line.strip() for line in lines[-6:]]
+
+
+def test_last_words_are_what_says_why_it_ended(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "a.log")
+    lines = [
+        "ready http://127.0.0.1:1\n",
+        '2026-01-02 03:04:05,678 INFO mac_decoder.api: {"event":"request"}\n',
+        "2026-01-02 03:04:05,678 WARNING mac_decoder.handoff.pool: not available\n",
+        "baton serve: error: there is no model (model_missing)\n  → give one\n",
+        "2026-01-02 03:04:05,678 ERROR mac_decoder.supervisor: the process ended (exit 78)\n",
+        f"{'a' * 5000}\n",
+    ]
+    for line in lines:
+        log.write(line.encode())
+    log.close()
+    assert log.last_words().splitlines() == [
+        "baton serve: error: there is no model (model_missing)",
+        "  → give one",
+        "the process ended (exit 78)",
+        "a" * 300,
+    ]
 
 
 def test_a_log_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ from tests.e2e.running import RunningProducer, until
 
 pytestmark = needs_screen
 
+ICONS = (
+    *("starting", "idle", "prefilling_there", "prefilling_here", "decoding"),
+    *("producer_gone", "trouble"),
+)
 LONG = "a tide is what the moon makes of the sea and the sea of the shore; " * 40
 
 
@@ -65,25 +69,6 @@ class Producer:
     def _started(self) -> RunningProducer:
         return RunningProducer(self._home, *self._arguments)
 
-    @contextmanager
-    def in_slow_motion(self) -> Iterator[None]:
-        """It computes for a few milliseconds at a time, as a large model would a tile."""
-        process, done = psutil.Process(self.running.process.pid), threading.Event()
-
-        def halt_now_and_then() -> None:
-            while not done.wait(0.02):
-                process.suspend()
-                done.wait(0.25)
-                process.resume()
-
-        thread = threading.Thread(target=halt_now_and_then)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
     def kill(self) -> None:
         self.running.process.kill()
         self.running.process.wait(10)
@@ -92,6 +77,26 @@ class Producer:
 
     def start_again(self) -> None:
         self.running = self._started().await_ready()
+
+
+@contextmanager
+def in_slow_motion(pid: int) -> Iterator[None]:
+    """A process computes for a few milliseconds at a time, as a large model would a tile."""
+    process, done = psutil.Process(pid), threading.Event()
+
+    def halt_now_and_then() -> None:
+        while not done.wait(0.02):
+            process.suspend()
+            done.wait(0.25)
+            process.resume()
+
+    thread = threading.Thread(target=halt_now_and_then)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def ask(url: str, lane: str, tokens: int, text: str = LONG) -> threading.Thread:
@@ -128,12 +133,15 @@ def test_a_day_of_the_app(tray: Screen, checkpoint, tmp_path: Path) -> None:
             f'pairing = ["{producer.pairing}"]',
             "qualify-every = 0",
             "remote-threshold = 16",
+            "prefill-step = 64",
         ],
     )
     url = f"http://127.0.0.1:{port}"
     with running(App(tray, tmp_path)) as app:
         try:
             _walk(app, tray, producer, url)
+            _faults(app, tray)
+            _every_icon_differs(tray)
             began = time.monotonic()
             assert app.quit() == 0, app.log.read_text()
             assert time.monotonic() - began < 20
@@ -155,16 +163,24 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     settle()
     tray.picture("idle")
 
-    with producer.in_slow_motion():
+    with in_slow_motion(producer.running.process.pid):
         asked = ask(url, "remote", 8)
         app.await_picture("prefilling_there")
-        until(lambda: len(_rings(app)) >= 4)
+        until(lambda: len(_rings(app, "prefilling_there")) >= 4)
         tray.picture("prefilling_there")
         open_menu(tray, "menu_prefilling")
     asked.join()
     app.await_picture("idle")
-    rings = _rings(app)
+    rings = _rings(app, "prefilling_there")
     assert rings == sorted(rings), "a ring that goes back"
+
+    with in_slow_motion(engine(app).pid):
+        asked = ask(url, "local", 8, LONG)
+        app.await_picture("prefilling_here")
+        until(lambda: len(_rings(app, "prefilling_here")) >= 4)
+        tray.picture("prefilling_here")
+    asked.join()
+    app.await_picture("idle")
 
     asked = ask(url, "local", 600, "Hello")
     app.await_picture("decoding")
@@ -188,11 +204,33 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     )
 
 
-def _rings(app: App) -> list[float]:
+def _faults(app: App, tray: Screen) -> None:
+    """Something kills it whenever it starts: it gives up, and is started again by hand."""
+
+    def has_given_up() -> bool:
+        for process in decoders(app)[0].children():
+            process.kill()
+        return any("three times in a row" in line for line in app.lines())
+
+    until(has_given_up, 60)
+    assert app.picture == "trouble"
+    settle()
+    tray.picture("trouble")
+    open_menu(tray, "menu_trouble")
+    choose(app, tray, "Restart the decoder")
+    app.await_picture("idle")
+
+
+def _every_icon_differs(tray: Screen) -> None:
+    icons = {name: tray.icon_in(name) for name in ICONS}
+    assert len(set(icons.values())) == len(icons), icons
+
+
+def _rings(app: App, which: str) -> list[float]:
     return [
         one["ring"]
         for one in app.shown("icon")
-        if one["picture"] == "prefilling_there" and one["ring"] is not None
+        if one["picture"] == which and one["ring"] is not None
     ]
 
 
@@ -247,8 +285,8 @@ def test_the_menu_stops_starts_and_moves_the_decoder(
             httpx.get(f"{url}/health")
 
         # A fault is shown, and what comes after it.
-        decoder = decoders(app)[0]
-        decoder.children()[0].kill()
+        (decoder,) = decoders(app)
+        engine(app).kill()
         app.await_picture("trouble", "starting")
         app.await_picture("idle")
         assert not app.shown("notice")
@@ -257,6 +295,13 @@ def test_the_menu_stops_starts_and_moves_the_decoder(
         assert app.process.wait(60) == 0
         assert not psutil.pid_exists(decoder.pid)
         assert not app.shown("error")
+
+
+def engine(app: App) -> psutil.Process:
+    """The process that computes, below the decoder's supervisor."""
+    (decoder,) = decoders(app)
+    (below,) = decoder.children()
+    return below
 
 
 def decoders(app: App) -> list[psutil.Process]:

@@ -41,6 +41,7 @@ def test_an_idle_decoder() -> None:
         "",
         "Stop the decoder",
         "Restart the decoder",
+        "Change the model…",
         "",
         "Copy base URL",
         "Copy client configuration",
@@ -85,6 +86,26 @@ def test_without_a_model_one_is_offered_first() -> None:
     actions = by_action(menu(None, Standing("absent", URL), Around(has_model=False), NOW))
     assert "choose_model" in actions
     assert "start" not in actions
+
+
+@pytest.mark.parametrize(
+    ("state", "around", "may"),
+    [
+        ("absent", Around(), True),
+        ("absent", Around(startable=False), False),
+        ("absent", Around(model_follows=False), False),
+        ("connected", Around(ours=True), True),
+        ("connected", Around(ours=False), False),
+        ("connected", Around(ours=True, model_follows=False), False),
+        ("latched", Around(ours=True), True),
+    ],
+)
+def test_the_model_can_be_changed_where_it_would_be_served(
+    state: Any, around: Around, *, may: bool
+) -> None:
+    told = IDLE if state == "connected" else None
+    actions = by_action(menu(told, Standing(state, URL), around, NOW))
+    assert actions["choose_model"].enabled is may
 
 
 def test_a_stale_snapshot_is_not_shown_once_the_connection_is_gone() -> None:
