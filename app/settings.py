@@ -8,16 +8,16 @@ line goes before. No secret belongs into it: options that take one take a file's
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from platformdirs import user_config_path
 
+from app import plain_file
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
 
@@ -60,33 +60,45 @@ def arguments(table: Table, parser: argparse.ArgumentParser, given: Sequence[str
 
 
 def named(table: Table, key: str) -> str | None:
-    """What the file that is read where none is named says of one option of a side, if it is text.
+    """What the file that is read where none is named says of one option of a side, as it would be
+    typed; ``None`` where it says nothing, or where nothing is typed behind the option.
 
-    Raises ``ConfigError`` as :func:`arguments`, but for keys, which are not looked at.
+    Raises ``ConfigError`` as :func:`arguments`, for every option: who relies on one of a file
+    that the side itself would refuse relies on nothing.
     """
     found = _usual(table).get(key)
-    return found if isinstance(found, str) else None
+    return None if found is None or isinstance(found, bool | list) else str(found)
 
 
 def of_the_decoder() -> dict[str, str]:
     """What other commands have to know of this machine's decoder, as the file says it: where it
     keeps things (``state_dir``, ``cache_dir``), how its secrets are kept, and its ``url``.
 
-    Raises ``ConfigError`` as :func:`named`.
+    Raises ``ConfigError`` as :func:`named`; ``settings_invalid`` also where no decoder could be
+    found by what it says, instead of looking for it in another place.
     """
     found = _usual("serve")
-    texts = {key: value for key, value in found.items() if isinstance(value, str)}
     known = {
-        key.replace("-", "_"): texts[key]
+        key.replace("-", "_"): str(found[key])
         for key in ("state-dir", "cache-dir", "secrets")
-        if key in texts
+        if key in found
     }
-    host, port = texts.get("host", "127.0.0.1"), str(found.get("port", DEFAULT_PORT))
-    usable = bool(_HOST.fullmatch(host) and _PORT.fullmatch(port))
-    # What cannot be served is for `baton serve` to refuse.
-    if ("host" in texts or "port" in found) and usable and int(port) < 1 << 16:
-        known["url"] = url_of(host, port, tls="tls-cert" in texts)
+    if "host" in found or "port" in found:
+        known["url"] = _url(found)
     return known
+
+
+def _url(found: Mapping[str, Any]) -> str:
+    path = default_path()
+    host, port = str(found.get("host", "127.0.0.1")), str(found.get("port", DEFAULT_PORT))
+    if not _HOST.fullmatch(host):
+        raise _invalid(f"host in {path} is no name or address", "host")
+    if not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
+        hint = (
+            "with port 0 nobody knows where the decoder listens: name one" if port == "0" else None
+        )
+        raise _invalid(f"port in {path} is no number from 1 to 65535", "port", hint)
+    return url_of(host, port, tls=bool(found.get("tls-cert")))
 
 
 def url_of(host: str, port: str, *, tls: bool) -> str:
@@ -110,10 +122,48 @@ def content(path: Path) -> bytes | None:
 
 
 def _usual(table: Table) -> dict[str, Any]:
-    """What the file that is read where none is named says of a side."""
+    """What the file that is read where none is named says of a side: nothing but settings that
+    the side takes.
+    """
     path = default_path()
     raw = _read(path, required=False)
-    return {} if raw is None else _table(path, raw, table)
+    found = {} if raw is None else _table(path, raw, table)
+    if found:
+        parser = _parser(table)
+        for word in _from_file(path, found, parser, ()):
+            _require_taken(path, word, parser)
+    return found
+
+
+def _parser(table: Table) -> argparse.ArgumentParser:
+    # A command that needs no settings does without either.
+    if table == "serve":
+        from mac_decoder.config import parser
+
+        return parser()
+    from gb10_producer.config import parser
+
+    return parser()
+
+
+def _require_taken(path: Path, word: str, parser: argparse.ArgumentParser) -> None:
+    """Return if the side's parser would take ``--key=value``, which it would end the process for
+    if it did not.
+    """
+    option, given, value = word.partition("=")
+    key = option[2:]
+    action = parser._option_string_actions[option]
+    if not given:
+        return
+    try:
+        taken = action.type(value) if callable(action.type) else value
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        why = str(error) if isinstance(error, argparse.ArgumentTypeError) else None
+        raise _invalid(
+            f"{key} in {path} is not of the form that it has to have", key, why
+        ) from error
+    if action.choices is not None and taken not in action.choices:
+        raise _invalid(f"{key} in {path} is one of {', '.join(map(str, action.choices))}", key)
 
 
 def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -136,10 +186,7 @@ def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _read(path: Path, *, required: bool) -> bytes | None:
     try:
-        # Without waiting: it may be a pipe that nobody writes to.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(MAX_BYTES + 1) if stat.S_ISREG(mode) else None
+        raw, mode = plain_file.read(path, MAX_BYTES)
     except FileNotFoundError as error:
         if not required:
             return None
@@ -148,8 +195,8 @@ def _read(path: Path, *, required: bool) -> bytes | None:
         ) from error
     except OSError as error:
         raise _unreadable(path, error.strerror or type(error).__name__) from error
-    if raw is None:
-        raise _unreadable(path, "it is no file")
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"others may write to {path}, and so say what runs here",
@@ -157,8 +204,6 @@ def _read(path: Path, *, required: bool) -> bytes | None:
             field="config",
             hint=f"chmod go-w {path}",
         )
-    if len(raw) > MAX_BYTES:
-        raise _unreadable(path, f"it has more than {MAX_BYTES} bytes")
     return raw
 
 

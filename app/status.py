@@ -14,14 +14,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from app import plain_file
 from app.settings import DEFAULT_PORT
 from app.terminal import out, print_json
 from app.view.facts import Tone
+from app.view.standing import known_code
 from app.view.summary import summary
 from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Snapshot
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+MOST_KEYS_BYTES: Final = 1 << 16
+"""Of a file of API keys: as many as `baton serve` takes."""
+
+_MOST_SAID: Final = 300
 
 TONE_STYLES: Final[Mapping[Tone, str]] = {
     "plain": "",
@@ -57,7 +64,8 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
     """The JSON of ``GET /status`` of the decoder at ``url`` (see :func:`base_url`).
 
     Raises TransferError: ``decoder_unreachable`` when nobody answers as a decoder does, else
-    the decoder's own reason (``decoder_starting``, ``invalid_api_key``, ...).
+    the decoder's own reason (``decoder_starting``, ``invalid_api_key``, ...; ``unknown`` where it
+    gives none that could be one).
     """
     address = f"{base_url(url)}/status"
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -66,7 +74,7 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
         body = response.json()
         if response.status_code == 200 and isinstance(body, dict):
             return body
-        code, message = str(body["error"]["code"]), str(body["error"]["message"])
+        code, message = known_code(body["error"]["code"]), _said(body["error"]["message"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise TransferError(
             f"no decoder answers at {address}",
@@ -81,6 +89,12 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
         reason=code,
         hint="give --api-keys-file, as `baton serve` has it" if wants_key else None,
     )
+
+
+def _said(message: object) -> str:
+    """A sentence of another process for a terminal: one line that does nothing there."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(message)[:_MOST_SAID])
+    return shown if len(str(message)) <= _MOST_SAID else f"{shown}…"
 
 
 def base_url(address: str) -> str:
@@ -110,13 +124,23 @@ def base_url(address: str) -> str:
 
 
 def first_key(path: Path) -> str:
-    """The first API key in a file. Raises ``ConfigError`` (``api_keys_invalid``)."""
+    """The first API key in a plain file. Raises ``ConfigError`` (``api_keys_invalid``)."""
+    why: str | None = None
     try:
-        return path.read_text().split()[0]
-    except (OSError, UnicodeDecodeError, IndexError) as error:
+        words = plain_file.read(path, MOST_KEYS_BYTES).content.decode().split()
+    except OSError as error:
+        words, why = [], error.strerror
+    except UnicodeDecodeError:
+        words = []
+    except ValueError as error:
+        words, why = [], str(error)
+    if not words:
         raise ConfigError(
-            f"there is no API key in {path}", reason="api_keys_invalid", field="api-keys-file"
-        ) from error
+            f"there is no API key in {path}{f': {why}' if why else ''}",
+            reason="api_keys_invalid",
+            field="api-keys-file",
+        )
+    return words[0]
 
 
 def snapshot_in(found: Mapping[str, Any]) -> Snapshot:

@@ -416,17 +416,26 @@ def read_key(descriptor: int) -> bytes:
 
 def _read_api_keys(name: str) -> tuple[str, ...]:
     try:
-        with Path(name).open("rb") as file:
+        # Without waiting: it may be a pipe that nobody writes to.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        with open(os.open(name, flags), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(_MAX_KEYS_FILE_BYTES + 1)
-        text = raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+            raw = file.read(_MAX_KEYS_FILE_BYTES + 1) if stat.S_ISREG(mode) else None
+        text = "" if raw is None else raw.decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(
             "the file of API keys cannot be read",
             reason="api_keys_invalid",
             field="api-keys-file",
             found=name,
         ) from error
+    if raw is None:
+        raise ConfigError(
+            "what is named as the file of API keys is no file",
+            reason="api_keys_invalid",
+            field="api-keys-file",
+            found=name,
+        )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             "the file of API keys is a secret, and other users may read it",

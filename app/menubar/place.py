@@ -9,17 +9,21 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from app import settings
+from app import plain_file, settings
 from app.service_arguments import value_of
 from app.status import DEFAULT_PORT, DEFAULT_URL, base_url, first_key
 from mac_decoder.api import tls
 from mac_decoder.config import DecoderConfig
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
+
+_MOST_CERTIFICATES: Final = 1 << 20
+"""Bytes of a file of them."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,15 @@ def _leaf(file: Path) -> bytes:
     An authority that stands behind it in the file has certified others, too, and without their
     names any of those would be believed. Raises ``OSError``, ``ValueError``.
     """
-    return x509.load_pem_x509_certificate(file.read_bytes()).public_bytes(Encoding.DER)
+    content = plain_file.read(file, _MOST_CERTIFICATES).content
+    return x509.load_pem_x509_certificate(content).public_bytes(Encoding.DER)
 
 
 def settings_now() -> bytes:
-    """The settings as they are written; empty where there are none."""
+    """The settings as they are written; empty where there are none that could be read."""
     try:
-        return settings.default_path().read_bytes()
-    except OSError:
+        return plain_file.read(settings.default_path(), settings.MAX_BYTES).content
+    except (OSError, ValueError):
         return b""
 
 

@@ -75,7 +75,8 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert settings.named("serve", "model") is None
     written(path, SERVE)
     assert settings.named("serve", "model") == "/models/one two"
-    assert settings.named("serve", "port") is None, "no text"
+    assert settings.named("serve", "port") == "9000"
+    assert settings.named("serve", "no-disk") is None, "nothing is typed behind it"
     assert settings.named("produce", "model") is None
     written(path, "[serve")
     with pytest.raises(ConfigError):
@@ -92,13 +93,9 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         ('host = "0.0.0.0"', {"url": "https://127.0.0.1:8000"}),
         ('host = "::1"\nport = 1', {"url": "http://[::1]:1"}),
         ('port = 1\ntls-cert = "c"', {"url": "https://127.0.0.1:1"}),
-        ('port = "x"', {}),
         ('port = "9000"', {"url": "http://127.0.0.1:9000"}),
-        ("port = true", {}),
-        ("port = 99999", {}),
-        (f'port = "{"9" * 5000}"', {}),
-        ('host = "[::1]"', {}),
-        ('host = "127.0.0.1:1/x?#"', {}),
+        ("state-dir = 5", {"state_dir": "5"}),
+        ('no-disk = true\nallow-host = ["a", "b"]', {}),
     ],
 )
 def test_other_commands_know_the_decoder_by_it(
@@ -107,6 +104,45 @@ def test_other_commands_know_the_decoder_by_it(
     path = written(tmp_path / "config.toml", f"[serve]\n{text}")
     monkeypatch.setattr(settings, "default_path", lambda: path)
     assert settings.of_the_decoder() == found
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('port = "x"', "port"),
+        ("port = true", "port"),
+        ("port = 8000.5", "port"),
+        ("port = [8000]", "port"),
+        ("port = 0", "port"),
+        ("port = -1", "port"),
+        ("port = 99999", "port"),
+        (f'port = "{"9" * 5000}"', "port"),
+        ('host = "[::1]"', "host"),
+        ('host = "127.0.0.1:1/x?#"', "host"),
+        ("host = true", "host"),
+        ('host = ["a"]', "host"),
+        ("prot = 9000", "prot"),
+        ("state-dir = false", "state-dir"),
+        ('secrets = "nowhere"', "secrets"),
+        ('no-disk = "yes"', "no-disk"),
+        ('ram-max = "many"', "ram-max"),
+        ('model = ["a"]', "model"),
+    ],
+)
+def test_what_the_decoder_would_refuse_leads_nobody_elsewhere(
+    text: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the default address either: that would be another decoder, or nobody."""
+    path = written(tmp_path / "config.toml", f"[serve]\n{text}")
+    monkeypatch.setattr(settings, "default_path", lambda: path)
+    with pytest.raises(ConfigError) as caught:
+        settings.of_the_decoder()
+    assert (caught.value.reason, caught.value.field) == ("settings_invalid", field)
+    assert str(path) in caught.value.message
+    assert len(caught.value.message) < len(str(path)) + 120
+    if field not in ("port", "host"):
+        with pytest.raises(ConfigError):
+            settings.named("serve", "model")
 
 
 def test_they_take_their_options_from_it(tmp_path: Path) -> None:
@@ -131,6 +167,12 @@ def test_they_take_their_options_from_it(tmp_path: Path) -> None:
     written(home / "baton" / "config.toml", "[serve")
     broken = baton("node", "list")
     assert (broken.returncode, "settings_unreadable" in broken.stderr) == (78, True)
+    written(home / "baton" / "config.toml", "[serve]\nport = 'x'")
+    for words in (("status",), ("dashboard", "--print"), ("app",), ("node", "list")):
+        wrong = baton(*words)
+        assert (wrong.returncode, "settings_invalid" in wrong.stderr) == (78, True), wrong.stderr
+        assert "field: port" in wrong.stderr
+        assert str(home / "baton" / "config.toml") in wrong.stderr
     assert baton("plan", "--help").returncode == 0
     assert baton("node", "list", "--help").returncode == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from app.commands import app
-from app.status import base_url, fetch_status
+from app.status import MOST_KEYS_BYTES, base_url, fetch_status, first_key
 from app.view.summary import summary
 from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Nodes
 from tests.app.view.snapshots import IDLE, NOW, exactly, with_engine, with_node
+from tests.patience import soon
 
 LINK = {
     "name": "wss://box:7431",
@@ -233,3 +235,33 @@ def test_a_key_comes_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as keyless:
         shown("127.0.0.1:1", "--api-keys-file", str(keys))
     assert keyless.value.reason == "api_keys_invalid"
+
+
+@pytest.mark.parametrize("what", ["pipe", "zeros", "directory", "long", "binary", "missing"])
+def test_what_is_no_file_of_keys_is_not_waited_for(tmp_path: Path, what: str) -> None:
+    keys = tmp_path / "keys"
+    match what:
+        case "pipe":
+            os.mkfifo(keys)
+        case "zeros":
+            keys.symlink_to("/dev/zero")
+        case "directory":
+            keys.mkdir()
+        case "long":
+            keys.write_text("k\n" * MOST_KEYS_BYTES)
+        case "binary":
+            keys.write_bytes(b"\xff\xfe")
+    with soon(), pytest.raises(ConfigError) as caught:
+        first_key(keys)
+    assert (caught.value.reason, caught.value.field) == ("api_keys_invalid", "api-keys-file")
+    assert str(keys) in caught.value.message
+
+
+@pytest.mark.parametrize("code", ["x" * 65, "Two Words", 7, ["a"], "\x1b[2J"])
+def test_what_answers_with_no_code_of_ours_is_not_quoted(code: object) -> None:
+    body = {"error": {"code": code, "message": "\x1b[2J" + "m" * 100_000}}
+    with answering(503, body) as address, pytest.raises(TransferError) as refused:
+        fetch_status(address)
+    assert refused.value.reason == "unknown"
+    assert refused.value.message.isprintable()
+    assert len(refused.value.message) < 400

@@ -18,6 +18,7 @@ from mac_decoder.config import (
 )
 from mac_decoder.endpoint import listen
 from protocol.errors import EXIT_CONFIG, ConfigError
+from tests.patience import soon
 
 KEY = bytes(range(32))
 
@@ -253,6 +254,16 @@ def test_a_file_of_keys_is_never_read_in_part(tmp_path):
     path.chmod(0o600)
     with pytest.raises(ConfigError) as caught:
         config_from(["--model", "m", "--api-keys-file", str(path)])
+    assert caught.value.reason == "api_keys_invalid"
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero", "directory", "a\0b"])
+def test_what_is_no_file_of_keys_is_not_waited_for(tmp_path, what):
+    os.mkfifo(tmp_path / "pipe")
+    name = str(tmp_path / "pipe") if what == "pipe" else what
+    name = str(tmp_path) if what == "directory" else name
+    with soon(), pytest.raises(ConfigError) as caught:
+        config_from(["--model", "m", "--api-keys-file", name])
     assert caught.value.reason == "api_keys_invalid"
 
 

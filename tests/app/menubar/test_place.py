@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from app.menubar.place import Given, Place, has_model
+from app.menubar.place import Given, Place, has_model, settings_now
 from mac_decoder.api import tls
 from protocol.errors import ConfigError
+from tests.patience import soon
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +110,38 @@ def test_settings_that_others_may_write_are_refused(home: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         Given().place()
     assert refused.value.reason == "settings_exposed"
+
+
+def test_what_lies_there_and_is_no_file_is_not_waited_for(home: Path) -> None:
+    """Pipes that nobody writes to, and what has no end."""
+    pipe, zeros = home / "pipe", Path("/dev/zero")
+    os.mkfifo(pipe)
+    for wrong in (pipe, zeros):
+        says(home, 'host = "0.0.0.0"', f'tls-cert = "{wrong}"')
+        with soon(), pytest.raises(ConfigError) as refused:
+            Given().place().context()
+        assert refused.value.reason == "certificate_unusable"
+        says(home, f'api-keys-file = "{wrong}"')
+        with soon(), pytest.raises(ConfigError) as refused:
+            Given().place()
+        assert refused.value.reason == "api_keys_invalid"
+    file = home / "config" / "baton" / "config.toml"
+    file.unlink()
+    os.mkfifo(file)
+    with soon():
+        assert settings_now() == b""
+        with pytest.raises(ConfigError) as refused:
+            Given().place()
+    assert refused.value.reason == "settings_unreadable"
+
+
+def test_settings_that_are_wrong_lead_to_no_other_decoder(home: Path) -> None:
+    for line, field in (('port = "x"', "port"), ("prot = 8123", "prot"), ("host = 1.5", "")):
+        says(home, line)
+        if not field:
+            assert Given().place().url == "https://1.5:8000", "as it would be typed"
+            continue
+        with pytest.raises(ConfigError) as refused:
+            Given().place()
+        assert (refused.value.reason, refused.value.field) == ("settings_invalid", field)
+        assert "config.toml" in refused.value.message

@@ -43,7 +43,7 @@ def test_a_refusal_has_its_code_and_for_some_a_sentence() -> None:
 
 
 def test_what_is_wrong_here_is_said_in_one_line() -> None:
-    said = "port in /home/u/config.toml is a number from 1 to 65535"
+    said = "port in /x/config.toml is a number from 1 to 65535"
     standing = Standing("refused", URL, "settings_invalid", said)
     assert sentence(standing) == (f"{said} (settings_invalid)", "bad")
     long, _ = sentence(Standing("refused", URL, "settings_invalid", "a\nb" * 1000))
