@@ -46,7 +46,7 @@ def _compared(one: Past, now: float) -> Compared:
         f"{datetime.fromtimestamp(one.at).astimezone():%Y-%m-%d %H:%M}",
         words.ago(one.at, now),
         Badge("alike", "good") if one.fit else Badge("differ", "bad"),
-        f"{one.apart:.3g}",
-        f"{one.allowed:.3g}",
+        words.plain(one.apart),
+        words.plain(one.allowed),
         one.where or words.DASH,
     )

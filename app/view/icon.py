@@ -19,6 +19,8 @@ _PICTURES: Final[dict[Doing, Picture]] = {
     "prefilling_here": "prefilling_here",
     "prefilling_there": "prefilling_there",
     "decoding": "decoding",
+    # Nobody waits for it.
+    "comparing": "idle",
     "trouble": "trouble",
 }
 

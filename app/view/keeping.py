@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.view import facts, words
+from app.view import words
 from app.view.exact import exactly
 from app.view.facts import Badge, Fact, Tone
 from app.view.reasons import meaning
-from mac_decoder.housekeeping.conversations import Conversation, Conversations, Held, ShownCut
+from mac_decoder.housekeeping.conversations import (
+    Conversation,
+    Conversations,
+    Held,
+    ShownCut,
+    State,
+)
 from mac_decoder.housekeeping.house import Gone
 from mac_decoder.housekeeping.operations import Kind, Operation
 from mac_decoder.store.catalogue import Footprint
@@ -28,12 +35,40 @@ _WHY: Final = {
     "": "",
 }
 
+_STATES: Final[dict[State, str]] = {
+    "published": "on disk",
+    "pending": "on its way to the disk",
+    "superseded": "a longer one took its place",
+    "out_of_space": "no room on disk",
+    "refused": "refused by the disk",
+    "invalid": "set aside",
+    "withheld": "withheld",
+    "": "",
+}
+
+_WHO: Final = {
+    "decoder_prefill": "prefilled here",
+    "decoder_decode": "decoded here",
+    "producer": "prefilled by a producer",
+}
+
 _DOING: Final[dict[Kind, tuple[str, str]]] = {
     "verify": ("Verifying", "Verified"),
     "prune": ("Pruning", "Pruned"),
     "forget": ("Forgetting", "Forgotten"),
     "clear": ("Clearing", "Cleared"),
 }
+
+
+_KINDS: Final = {
+    "own": "lock and tag",
+    "index": "index",
+    "blocks": "blocks",
+    "cuts": "cuts",
+    "unfinished": "being written",
+    "quarantined": "set aside",
+}
+"""Kinds of files in plain words; others are called what they are."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +86,14 @@ class KeptCut:
 
 @dataclass(frozen=True)
 class Kept:
-    """A conversation: what it is called, where it is, what it takes, and its cuts."""
+    """A conversation: what it is called, where it is, what it takes, and its cuts. ``mark`` is
+    what people tell it from others by.
+    """
 
     id: str
+    mark: str
     title: str
+    count: str
     tiers: tuple[Badge, ...]
     used: str
     size: str
@@ -99,15 +138,45 @@ def conversations(found: Conversations, now: float) -> Overview:
 def footprint(found: Footprint, took_s: float) -> tuple[Fact, ...]:
     """What a walk of the disk counted."""
     kinds = (
-        facts.text(kind.replace("_", " "), f"{words.counted(files, 'file')}, {exactly(nbytes)}")
+        _files(_KINDS.get(kind, kind.replace("_", " ")), files, nbytes)
         for kind, (files, nbytes) in found.kinds.items()
         if files
     )
     return (
-        Fact("disk footprint", exactly(found.total.nbytes)),
-        Fact("files", words.count(found.total.files)),
-        Fact("walked in", words.duration(took_s)),
+        _files("all together", found.total.files, found.total.nbytes),
         *kinds,
+        Fact("walked in", words.duration(took_s)),
+    )
+
+
+def _files(label: str, files: int, nbytes: int) -> Fact:
+    """Sizes that can be read, and to the last byte below."""
+    note = f"{words.counted(files, 'file')}, {words.counted(nbytes, 'byte')}"
+    return Fact(label, words.human_bytes(nbytes), note=note)
+
+
+def question(found: Gone) -> tuple[str, ...]:
+    """What a deletion would take and leave, in sentences, as it is estimated before it begins.
+    :func:`operation` says the same of it in the same words, once it has been measured.
+    """
+    return tuple(_told("Would delete", found, words.ABOUT))
+
+
+def _told(verb: str, found: Gone, about: str) -> Iterator[str]:
+    yield f"{verb} {about}{deletion(found)}."
+    if found.left is not None:
+        yield f"{about}{exactly(found.left)} stay on disk."
+    shared = found.shared
+    if shared is None:
+        return
+    if not (shared.nbytes or shared.memory_bytes):
+        yield "Nothing of it is shared with other conversations."
+        return
+    sizes = [f"{exactly(shared.nbytes)} on disk"] if found.left is not None else []
+    sizes.append(f"{exactly(shared.memory_bytes)} in memory")
+    yield (
+        f"What it shares with other conversations stays for them, such as a common system "
+        f"prompt: {about}{', '.join(sizes)}."
     )
 
 
@@ -147,9 +216,9 @@ def operation(found: Operation[Any]) -> Doing:
 
 def _outcome(outcome: object) -> str:
     if isinstance(outcome, Gone):
-        return f"deleted {deletion(outcome)}"
+        return " ".join(_told("Deleted", outcome, ""))
     if isinstance(outcome, Verified):
-        read = f"read {words.counted(outcome.files, 'file')}, {exactly(outcome.nbytes)}"
+        read = f"Read {words.counted(outcome.files, 'file')}, {exactly(outcome.nbytes)}"
         if not outcome.bad:
             return f"{read}: all is well"
         reasons = ", ".join(sorted({bad.reason for bad in outcome.bad}))
@@ -160,35 +229,49 @@ def _outcome(outcome: object) -> str:
 def _kept(one: Conversation, now: float) -> Kept:
     return Kept(
         one.id,
+        one.mark,
         words.counted(one.position, "token"),
+        words.counted(len(one.cuts), "cut"),
         tuple(Badge(_TIERS[tier][0], "plain", _TIERS[tier][1]) for tier in one.tiers),
         "" if one.used_at is None else words.ago(one.used_at, now),
         words.human_bytes(one.referenced_bytes or one.memory_bytes or one.live_bytes),
         (
-            Fact("on disk", exactly(one.referenced_bytes)),
-            Fact("its own", exactly(one.own_bytes), note="would be free without it"),
-            Fact("shared", exactly(one.shared_bytes), note="others need it too"),
-            Fact("in memory", exactly(one.memory_bytes)),
-            Fact("its own in memory", exactly(one.memory_own_bytes)),
-            Fact("live", exactly(one.live_bytes)),
+            Fact("first seen", words.moment(one.made_at)),
+            Fact("last used", words.moment(one.used_at), note=_since(one.used_at, now)),
+            Fact("on disk", words.human_bytes(one.referenced_bytes)),
+            Fact("in memory", words.human_bytes(one.memory_bytes)),
+            Fact("its own on disk", words.human_bytes(one.own_bytes)),
+            Fact("its own in memory", words.human_bytes(one.memory_own_bytes)),
+            Fact("shared on disk", words.human_bytes(one.shared_bytes), note="others need it too"),
+            Fact(
+                "shared in memory",
+                words.human_bytes(max(0, one.memory_bytes - one.memory_own_bytes)),
+                note="others need it too",
+            ),
+            Fact("live in the engine", words.human_bytes(one.live_bytes)),
         ),
         tuple(_cut(cut, now) for cut in one.cuts),
         tuple(
-            f"{span.first:,} to {span.last:,}: {span.who}, {span.device}, {span.dtype}"
+            f"{span.first:,} to {span.last:,} {_WHO.get(span.who, span.who)} "
+            f"({span.device}, {span.dtype})"
             for span in one.spans
         ),
     )
 
 
+def _since(at: float | None, now: float) -> str:
+    return "not since this decoder's start" if at is None else words.ago(at, now)
+
+
 def _cut(cut: ShownCut, now: float) -> KeptCut:
     notes = [meaning(cut.withheld) or cut.withheld] if cut.withheld else []
-    notes += ["rows of more than one recipe"] if cut.mixed else []
+    notes += ["computed in more than one way"] if cut.mixed else []
     notes += [] if cut.own else ["needed by others"]
     return KeptCut(
         words.count(cut.position),
         _WHY.get(cut.why, cut.why),
         tuple(_TIERS[tier][0] for tier in cut.tiers),
-        cut.state,
+        _STATES[cut.state],
         ", ".join(notes),
         words.human_bytes(cut.file_bytes) if cut.file_bytes else words.DASH,
         words.DASH if cut.used_at is None else words.ago(cut.used_at, now),

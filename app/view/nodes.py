@@ -70,25 +70,39 @@ def _producer(node: Node, path: str, now: float) -> Producer:
         node.detail or meaning(node.reason),
         (
             facts.number(
-                "prefill", node.compute_tokens_per_s, f"{path}.compute_tokens_per_s", "tokens/s"
+                "prefill",
+                node.compute_tokens_per_s,
+                f"{path}.compute_tokens_per_s",
+                "tokens/s",
+                note="moving average",
+                term="moving average",
             ),
-            facts.size_rate("link", node.wire_bytes_per_s, f"{path}.wire_bytes_per_s"),
+            facts.size_rate(
+                "transfer", node.wire_bytes_per_s, f"{path}.wire_bytes_per_s", note="moving average"
+            ),
             facts.time("round trip", node.round_trip_ms, f"{path}.round_trip_ms"),
             facts.time(
-                "overhead of a handoff", node.handoff_overhead_ms, f"{path}.handoff_overhead_ms"
+                "overhead of a handoff",
+                node.handoff_overhead_ms,
+                f"{path}.handoff_overhead_ms",
+                note="whatever its length",
+                term="handoff",
             ),
-            facts.count("tile", node.tile, f"{path}.tile"),
-            facts.count(
-                "asked from", node.asked_from_tokens, f"{path}.asked_from_tokens", note="tokens on"
+            facts.count("tile", node.tile, f"{path}.tile", "token", term="tile"),
+            facts.asked_from(
+                node.asked_from_tokens,
+                node.asked_from_by,
+                f"{path}.asked_from_tokens",
+                label="asked from",
             ),
-            facts.count("waiting", node.waiting, f"{path}.waiting"),
-            facts.count("handoffs", node.handoffs, f"{path}.handoffs"),
-            facts.count("gone on from", node.resumed, f"{path}.resumed", note="lost connections"),
-            facts.count("attempts", node.attempts, f"{path}.attempts", note="to connect, in a row"),
+            facts.count("waiting for it", node.waiting, f"{path}.waiting", "request"),
+            facts.count("handoffs received", node.handoffs, f"{path}.handoffs"),
+            facts.count("gone on from lost connections", node.resumed, f"{path}.resumed"),
+            facts.count("attempts to connect", node.attempts, f"{path}.attempts", note="in a row"),
         ),
         _qualified(node.qualified, f"{path}.qualified", now),
         tuple(
-            facts.count(name, value, f"{path}.failures.{name}")
+            facts.count(name, value, f"{path}.failures.{name}", note=meaning(name))
             for name, value in node.failures.items()
         ),
     )
@@ -96,11 +110,16 @@ def _producer(node: Node, path: str, now: float) -> Producer:
 
 def _qualified(found: Qualified | None, path: str, now: float) -> tuple[Fact, ...]:
     if found is None:
-        return (facts.text("compared", "never"),)
+        return (facts.text("compared", "never", term="comparison"),)
     return (
-        facts.text("compared", words.ago(found.at, now)),
-        facts.text("rows", "alike" if found.fit else "differ", tone="good" if found.fit else "bad"),
-        facts.number("apart", found.apart, f"{path}.apart"),
+        facts.text("compared", words.ago(found.at, now), term="comparison"),
+        facts.text(
+            "rows",
+            "alike" if found.fit else "differ",
+            tone="good" if found.fit else "bad",
+            term="row",
+        ),
+        facts.number("largest difference", found.apart, f"{path}.apart", term="largest difference"),
         facts.number("allowed", found.allowed, f"{path}.allowed"),
-        facts.text("where", found.where, f"{path}.where"),
+        facts.text("found in", found.where, f"{path}.where"),
     )

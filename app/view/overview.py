@@ -8,10 +8,12 @@ from typing import Final
 
 from app.view import facts, words
 from app.view.facts import Fact, Tone
+from app.view.reasons import meaning
+from app.view.requests import ending
 from app.view.requests import sentence as request_sentence
 from app.view.standing import Standing
 from app.view.standing import sentence as standing_sentence
-from protocol.status.snapshot import Doing, Snapshot
+from protocol.status.snapshot import Doing, Nodes, Snapshot
 
 _DOING: Final[dict[Doing, tuple[str, Tone]]] = {
     "loading": ("Loading the model", "busy"),
@@ -20,6 +22,7 @@ _DOING: Final[dict[Doing, tuple[str, Tone]]] = {
     "prefilling_here": ("Prefilling here", "busy"),
     "prefilling_there": ("Prefilling there", "busy"),
     "decoding": ("Decoding", "good"),
+    "comparing": ("Comparing", "busy"),
     "trouble": ("Trouble", "bad"),
 }
 
@@ -40,13 +43,23 @@ def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
     text, tone = _DOING[engine.doing]
     if engine.doing == "trouble":
         return Headline(f"{text}: {engine.fault or 'not ready'}", tone)
+    if engine.doing == "comparing":
+        text = f"Comparing {_compared(snapshot.nodes)} with this machine"
     one = snapshot.requests.in_hand
-    if len(one) == 1 and engine.doing not in ("loading", "idle"):
+    if len(one) == 1 and engine.doing not in ("loading", "idle", "comparing"):
         told = request_sentence(one[0], snapshot.nodes)
         return Headline(told[0].upper() + told[1:], tone)
     if one:
         text = f"{text}, {words.counted(len(one), 'request')}"
     return Headline(text, tone)
+
+
+def _compared(nodes: Nodes) -> str:
+    """Who is compared, where only one can be meant."""
+    several = [node.called for node in nodes.producers]
+    asked = [node.called for node in nodes.producers if node.state == "qualifying"]
+    found = asked or several
+    return found[0] if len(found) == 1 else "a producer"
 
 
 def where(snapshot: Snapshot | None, standing: Standing) -> str:
@@ -61,41 +74,54 @@ def engine(snapshot: Snapshot) -> tuple[Fact, ...]:
     waiting = found.stages.get("waiting", 0)
     return (
         facts.count("open requests", found.open, "engine.open"),
-        facts.count("at most", found.open_limit, "engine.open_limit"),
+        facts.count("open at most", found.open_limit, "engine.open_limit"),
         facts.count(
             "queued", waiting, "engine.stages.waiting" if "waiting" in found.stages else ""
         ),
         facts.count(
             "waiting for a producer", found.waiting_for_producer, "engine.waiting_for_producer"
         ),
-        facts.count("generated tokens", found.generated_tokens, "engine.generated_tokens"),
+        facts.count("tokens generated", found.generated_tokens, "engine.generated_tokens"),
         facts.number(
-            "prefill here", found.local_tokens_per_s, "engine.local_tokens_per_s", "tokens/s"
+            "prefill here",
+            found.local_tokens_per_s,
+            "engine.local_tokens_per_s",
+            "tokens/s",
+            note="moving average",
+            term="moving average",
         ),
-        facts.count(
-            "producer asked from",
+        facts.asked_from(
             found.asked_from_tokens,
+            found.asked_from_by,
             "engine.asked_from_tokens",
-            note="tokens on",
+            label="producer asked from",
         ),
         facts.size(
-            "promised to requests", found.cache_bytes_reserved, "engine.cache_bytes_reserved"
+            "memory promised to requests",
+            found.cache_bytes_reserved,
+            "engine.cache_bytes_reserved",
         ),
-        facts.size("of", found.cache_bytes_limit, "engine.cache_bytes_limit"),
+        facts.size("promised at most", found.cache_bytes_limit, "engine.cache_bytes_limit"),
     )
 
 
 def counts(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
     """How requests ended, why prompts were prefilled here, who was refused at the door."""
     lists = (
-        ("outcomes", "requests.outcomes", snapshot.requests.outcomes),
-        ("ended", "engine.ended", snapshot.engine.ended),
-        ("prefilled here instead", "engine.fallbacks", snapshot.engine.fallbacks),
-        ("refused at the door", "door.refused", snapshot.door.refused),
+        ("Outcomes of requests", "requests.outcomes", snapshot.requests.outcomes, str),
+        ("What ended answers", "engine.ended", snapshot.engine.ended, ending),
+        ("Why prefilled here instead", "engine.fallbacks", snapshot.engine.fallbacks, str),
+        ("Refused at the door", "door.refused", snapshot.door.refused, str),
     )
     return tuple(
-        (title, tuple(facts.count(str(name), n, f"{path}.{name}") for name, n in found.items()))
-        for title, path, found in lists
+        (
+            title,
+            tuple(
+                facts.count(called(str(name)), n, f"{path}.{name}", note=meaning(str(name)))
+                for name, n in found.items()
+            ),
+        )
+        for title, path, found, called in lists
         if found
     )
 
@@ -118,9 +144,7 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
             "Decoder",
             (
                 facts.text("model", decoder.model, "decoder.model"),
-                facts.count(
-                    "context", decoder.context_tokens, "decoder.context_tokens", note="tokens"
-                ),
+                facts.count("context", decoder.context_tokens, "decoder.context_tokens", "token"),
                 facts.text("address", decoder.address, "decoder.address"),
                 facts.text("started", f"{started:%Y-%m-%d %H:%M}"),
                 facts.count("restarts", decoder.restarts, "decoder.restarts"),
@@ -130,7 +154,12 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
         (
             "Identity",
             (
-                facts.text("digest", decoder.identity_digest, "decoder.identity_digest"),
+                facts.text(
+                    "digest of all",
+                    decoder.identity_digest,
+                    "decoder.identity_digest",
+                    term="identity",
+                ),
                 *components,
             ),
         ),
@@ -145,9 +174,11 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
             "Door",
             (
                 facts.count("connections", door.connections, "door.connections"),
-                facts.count("at most", door.connections_limit, "door.connections_limit"),
-                facts.count("followers", door.streams, "door.streams"),
-                facts.count("at most", door.streams_limit, "door.streams_limit"),
+                facts.count(
+                    "connections at most", door.connections_limit, "door.connections_limit"
+                ),
+                facts.count("followers", door.streams, "door.streams", term="followers"),
+                facts.count("followers at most", door.streams_limit, "door.streams_limit"),
                 facts.count("API keys", door.keys, "door.keys"),
                 facts.text("a key is", "needed" if door.keys_demanded else "not needed"),
                 facts.text("certificate", door.certificate_sha256, "door.certificate_sha256"),

@@ -8,6 +8,7 @@ from typing import Final
 
 from app.view import facts, words
 from app.view.facts import Badge, Fact, Segment, Tone
+from app.view.glossary import PHASES
 from app.view.reasons import meaning, why_not_more
 from protocol.status.figures import Figure
 from protocol.status.snapshot import Finished, InHand, Nodes, Outcome, Served, Snapshot, Stage
@@ -39,22 +40,16 @@ SOURCES: Final[Mapping[str, str]] = {
 }
 """What the badges of sources mean."""
 
-_PHASES: Final[tuple[tuple[str, str], ...]] = (
-    ("queue", "queue"),
-    ("failed_restore", "failed"),
-    ("failed_handoff", "failed"),
-    ("lookup", "lookup"),
-    ("read", "wire"),
-    ("compute", "compute"),
-    ("wire", "wire"),
-    ("verify", "verify"),
-    ("place", "install"),
-    ("compose", "install"),
-    ("swap", "install"),
-    ("install", "install"),
-    ("boundary_decode", "decode"),
-)
-"""Phases in the order in which they happen, and the colour of each."""
+_IMPERCEPTIBLE_MS: Final = 0.05
+"""What would read as 0.0 ms is in no bar."""
+
+ENDINGS: Final[Mapping[str, str]] = {
+    "stop": "its own end",
+    "length": "the length asked for",
+    "cancelled": "the client's leaving",
+    "tool_calls": "a call of a tool",
+}
+"""What ends answers, in words."""
 
 DECODE: Final = "decode"
 
@@ -135,32 +130,31 @@ def sentence(request: InHand, nodes: Nodes) -> str:
     return f"{stage}, {words.counted(request.prompt_tokens, 'token')}"
 
 
+def ending(reason: str) -> str:
+    """What ended an answer, in words; a code that has none is shown as it is."""
+    return ENDINGS.get(reason, reason)
+
+
 def segments(
     phases: Mapping[str, Figure], path: str, decode: Figure | None = None, decode_path: str = ""
 ) -> tuple[Segment, ...]:
-    """A stacked bar of phases, and of the decoding behind them."""
-    order: Mapping[str, int] = {name: place for place, (name, _) in enumerate(_PHASES)}
-    kinds: Mapping[str, str] = dict(_PHASES)
-    known = sorted(
-        ((name, one) for name, one in phases.items() if one.value is not None),
+    """A stacked bar of phases, and of the decoding behind them; what took no time is left out."""
+    order: Mapping[str, int] = {name: place for place, name in enumerate(PHASES)}
+    parts = sorted(
+        ((name, one, f"{path}.{name}") for name, one in phases.items()),
         key=lambda phase: order.get(phase[0], len(order)),
     )
-    parts = [
-        (name.replace("_", " "), kinds.get(name, "compute"), one, f"{path}.{name}")
-        for name, one in known
-    ]
-    if decode is not None and decode.value is not None:
-        parts.append((DECODE, DECODE, decode, decode_path))
-    whole = sum(max(one.value or 0.0, 0.0) for _, _, one, _ in parts)
-    return tuple(
-        Segment(
-            label,
-            kind,
-            max(one.value or 0.0, 0.0) / whole if whole > 0 else 0.0,
-            facts.time(label, one, at),
-        )
-        for label, kind, one, at in parts
-    )
+    if decode is not None:
+        parts.append((DECODE, decode, decode_path))
+    lasted = [(*part, part[1].value or 0.0) for part in parts]
+    lasted = [part for part in lasted if part[3] >= _IMPERCEPTIBLE_MS]
+    whole = sum(value for *_, value in lasted)
+    return tuple(_segment(name, one, at, value / whole) for name, one, at, value in lasted)
+
+
+def _segment(name: str, known: Figure, path: str, share: float) -> Segment:
+    label, kind, note = PHASES.get(name, (name.replace("_", " "), "compute", ""))
+    return Segment(label, kind, share, facts.time(label, known, path), note)
 
 
 def _running(one: InHand, path: str, nodes: Nodes, now: float) -> Running:
@@ -240,7 +234,7 @@ def _details(one: Finished, path: str) -> tuple[Fact, ...]:
     common = (
         facts.count("generated", one.generated_tokens, f"{path}.generated_tokens"),
         facts.time("decoding took", one.decode_ms, f"{path}.decode_ms"),
-        facts.text("ended with", ", ".join(one.finish_reasons) or (one.code or "")),
+        facts.text("ended with", ", ".join(map(ending, one.finish_reasons)) or (one.code or "")),
     )
     served, at = one.served, f"{path}.served"
     if served is None:
@@ -251,19 +245,21 @@ def _details(one: Finished, path: str) -> tuple[Fact, ...]:
             "computed",
             served.computed_tokens,
             f"{at}.computed_tokens",
-            note="tokens that prefilling took, by whoever did it",
+            note="tokens, by whoever prefilled",
         ),
-        facts.count("longest shared beginning", served.shared_tokens, f"{at}.shared_tokens"),
-        facts.count("parts at", served.parts_at, f"{at}.parts_at"),
-        facts.time("restore", served.restore_ms, f"{at}.restore_ms"),
+        facts.count(
+            "longest shared beginning", served.shared_tokens, f"{at}.shared_tokens", "token"
+        ),
+        facts.count("parts at", served.parts_at, f"{at}.parts_at", term="parts at"),
+        facts.time("restoring took", served.restore_ms, f"{at}.restore_ms"),
         facts.size("restored", served.restore_bytes, f"{at}.restore_bytes"),
         facts.size(
             "staging",
             served.staging_bytes,
             f"{at}.staging_bytes",
-            note="memory beyond the cut while it was restored",
+            term="staging",
         ),
-        facts.size("evicted for it", served.evicted_bytes, f"{at}.evicted_bytes"),
+        facts.size("let go of for it", served.evicted_bytes, f"{at}.evicted_bytes"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from app.view import words
+from app.view import facts, words
 from app.view.cache import cache, saved_today
 from app.view.facts import Fact, Tone
 from app.view.nodes import NO_PRODUCER, producers
@@ -72,8 +72,11 @@ def _producers(told: Snapshot, now: float) -> Iterator[Line]:
         failed = f"; failed: {_counts(node.failures)}" if node.failures else ""
         yield Line("handoffs", f"{handoffs}{failed}")
     engine = told.engine
-    if engine.asked_from_tokens is not None:
-        yield Line("asked from", f"{words.counted(engine.asked_from_tokens, 'token')} on")
+    if engine.asked_from_tokens is not None or engine.asked_from_by is not None:
+        asked = facts.asked_from(
+            engine.asked_from_tokens, engine.asked_from_by, "", label="asked from"
+        )
+        yield Line(asked.label, f"{asked.text} ({asked.note})" if asked.note else asked.text)
     fallbacks = engine.fallbacks
     yield Line(
         "fallbacks", f"{_counts(fallbacks)} (prefilled here instead)" if fallbacks else "none"
@@ -97,7 +100,7 @@ def _cache(told: Snapshot, now: float) -> Iterator[Line]:
     shown = cache(told, now)
     for meter in (shown.live, shown.resident, shown.durable):
         if meter is not None:
-            yield Line(f"{meter.label} cache", meter.text)
+            yield Line(f"{meter.label.lower()} cache", meter.text)
     counters = told.cache.counters
     if counters:
         hits, misses = counters.get("cache_hits", 0), counters.get("cache_misses", 0)

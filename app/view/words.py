@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from protocol.status.figures import Figure
@@ -9,6 +10,8 @@ from protocol.status.figures import Figure
 DASH: Final = "–"
 ABOUT: Final = "≈ "
 """Before every estimated number."""
+
+_RAISED: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
@@ -41,7 +44,10 @@ def nbytes(value: int | None) -> str:
 
 def plain(value: float, unit: str = "") -> str:
     """A number in about three digits, with its unit; a small one in two that count."""
-    if 0 < abs(value) < 0.095:
+    if 0 < abs(value) < 0.00095:
+        digits, _, power = f"{value:.1e}".partition("e")
+        text = f"{digits} × 10{str(int(power)).translate(_RAISED)}"
+    elif 0 < abs(value) < 0.095:
         text = f"{value:.2g}"
     else:
         text = f"{value:,.{0 if abs(value) >= 100 else 1}f}"
@@ -101,6 +107,13 @@ def ago(at: float, now: float) -> str:
     if age < _DAY:
         return f"{int(age // _HOUR)} h ago"
     return f"{int(age // _DAY)} d ago"
+
+
+def moment(at: float | None) -> str:
+    """A day and a time of it to the second, by this machine's clock."""
+    if at is None:
+        return DASH
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _pair(large: int, unit: str, small: int, part: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from mac_decoder.engine.composing import Composing
 from mac_decoder.engine.events import Fallback, Progress
 from mac_decoder.engine.model import LoadedModel
-from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, threshold
+from mac_decoder.engine.rates import FIRST_GUESS, Average, Probing, Speeds, all_measured, threshold
 from mac_decoder.engine.remote import Arrived, Fetch, RemoteLane
 from mac_decoder.engine.request import Cut, Request, Stage
 from mac_decoder.engine.sequences import Sequences
@@ -175,7 +175,13 @@ class Handoffs:
             "handoffs": self._done,
             "rates": rates_of(speeds),
             "remote_threshold": self._fixed_threshold or threshold(self._bytes_per_token, speeds),
+            "threshold_by": self._threshold_by(speeds),
         }
+
+    def _threshold_by(self, speeds: Speeds) -> str:
+        if self._fixed_threshold:
+            return "set"
+        return "rates" if all_measured(speeds) else "first_guess"
 
     # -- the way through
 

@@ -123,13 +123,15 @@ class Producers:
     def status(self, local: float) -> dict[str, Any]:
         """Counts over all producers, rates of the first, and each one's own, in plain types."""
         each = [producer.status(local) for producer in self._present]
-        first = each[0] if each else {"rates": rates_of(Speeds(local)), "remote_threshold": None}
+        nobody = {"rates": rates_of(Speeds(local)), "remote_threshold": None, "threshold_by": None}
+        first = each[0] if each else nobody
         return {
             "waiting_for_producer": sum(one["waiting_for_producer"] for one in each),
             "fetching": any(one["fetching"] for one in each),
             "handoffs": sum(one["handoffs"] for one in each),
             "rates": first["rates"],
             "remote_threshold": first["remote_threshold"],
+            "threshold_by": first["threshold_by"],
             "producers": each,
         }
 

@@ -63,6 +63,11 @@ class Speeds:
     overhead_s: float = 0.0
 
 
+def all_measured(speeds: Speeds) -> bool:
+    """Whether everything is known that :func:`threshold` weighs; else it is a first guess."""
+    return speeds.local > 0 and speeds.producer > 0 and speeds.link > 0
+
+
 def local_seconds(tokens: int, speeds: Speeds) -> float | None:
     """Expected time to prefill ``tokens`` here; ``None`` where nothing was measured."""
     return tokens / speeds.local if speeds.local > 0 else None
@@ -83,7 +88,7 @@ def threshold(bytes_per_token: float, speeds: Speeds) -> int | None:
 
     ``None`` when no length is: the producer and the link together are slower per token.
     """
-    if speeds.local <= 0 or speeds.producer <= 0 or speeds.link <= 0:
+    if not all_measured(speeds):
         return FIRST_GUESS
     gain = 1 / speeds.local - max(1 / speeds.producer, bytes_per_token / speeds.link)
     if gain <= 0:

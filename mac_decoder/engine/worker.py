@@ -303,7 +303,7 @@ class Worker:
         request = self._requests.pop(key, None)
         if request is None:
             return
-        self._ended[why] += 1
+        self._count_end(request, why)
         match request.stage:
             case Stage.WAITING:
                 self._waiting.remove(request)
@@ -479,9 +479,13 @@ class Worker:
 
     def _drop(self, request: Request, why: str) -> None:
         del self._requests[request.key]
-        self._ended[why] += 1
+        self._count_end(request, why)
         self._publish()
         self._give_back()
+
+    def _count_end(self, request: Request, why: str) -> None:
+        if request.wanted is None:
+            self._ended[why] += 1
 
     def _flush(self) -> None:
         if self._events:
@@ -490,10 +494,16 @@ class Worker:
 
     def _publish(self) -> None:
         """Make a new snapshot for :meth:`facade.Engine.status`; the old one stays as it was."""
-        self.stages = {key: request.stage.value for key, request in self._requests.items()}
+        # Rows that somebody compares are nobody's request.
+        self.stages = {
+            key: request.stage.value
+            for key, request in self._requests.items()
+            if request.wanted is None
+        }
         stages = Counter(self.stages.values())
         self.snapshot = {
             "requests": {stage.value: stages.get(stage.value, 0) for stage in Stage},
+            "comparing": len(self._requests) - len(self.stages),
             "groups": self._groups.sizes,
             "cache_bytes_reserved": self._reserved,
             "cache_bytes_limit": self.limits.cache_bytes,

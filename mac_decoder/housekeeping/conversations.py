@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -27,6 +28,9 @@ from protocol.messages import History
 
 MOST_SHOWN: Final = 50
 MOST_SPANS: Final = 32
+
+_MARK: Final = 6
+"""Hexadecimal digits of a mark: so many that two of those that are shown are not alike."""
 
 Held = Literal["live", "resident", "durable"]
 State = Publication | Literal["withheld", ""]
@@ -72,12 +76,16 @@ class Span:
 class Conversation:
     """A conversation as it is kept: its cuts, the deepest first.
 
-    ``referenced_bytes`` are those of all files that it needs, ``own_bytes`` of those that would
-    go with it, the rest is ``shared_bytes`` with others. Memory likewise. ``spans`` are the
-    latest of how the deepest cut's rows were made; those of one recipe that meet are one.
+    ``id`` is of what is kept of it now, and another one once it goes on; ``mark`` is for people,
+    short, and stays. ``made_at`` and ``used_at`` are of what is its own alone: a beginning that
+    others share says nothing of it. ``referenced_bytes`` are those of all files that it needs,
+    ``own_bytes`` of those that would go with it, the rest is ``shared_bytes`` with others. Memory
+    likewise. ``spans`` are the latest of how the deepest cut's rows were made; those of one
+    recipe that meet are one.
     """
 
     id: str
+    mark: str
     position: int
     tiers: tuple[Held, ...]
     cuts: tuple[ShownCut, ...]
@@ -108,10 +116,45 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What goes with a conversation: cuts by name, and live sequences by key."""
+    """What goes with a conversation: cuts by name, and live sequences by key. ``line`` has all
+    its cuts, also those that others need and that stay.
+    """
 
     cuts: frozenset[bytes]
     live: tuple[LiveCut, ...]
+    line: tuple[bytes, ...] = ()
+
+
+class Marks:
+    """The marks of conversations: each keeps its own while it goes on, for as long as the
+    process lives. Any thread.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._known: dict[bytes, str] = {}
+
+    def of(self, families: Sequence[Family]) -> list[str]:
+        """One for each of those that are shown; what is not is forgotten."""
+        with self._lock:
+            found = [self._of(family) for family in families]
+            self._known = {
+                name: mark
+                for family, mark in zip(families, found, strict=True)
+                for name in family.own
+            }
+            return found
+
+    def _of(self, family: Family) -> str:
+        """That of the deepest cut which was its own before, and is."""
+        held = (name for name in family.cuts if name in family.own and name in self._known)
+        name = next(held, None)
+        return (
+            identified(self._secret, family.cuts[0])[:_MARK]
+            if name is None
+            else (self._known[name])
+        )
 
 
 def identified(secret: bytes, name: bytes) -> str:
@@ -120,12 +163,19 @@ def identified(secret: bytes, name: bytes) -> str:
 
 
 def seen(
-    keeper: Keeper, live: Sequence[LiveCut], secret: bytes, most: int = MOST_SHOWN
+    keeper: Keeper,
+    live: Sequence[LiveCut],
+    secret: bytes,
+    marks: Marks,
+    most: int = MOST_SHOWN,
 ) -> Conversations:
     """What is kept now."""
     look = _Look(keeper, live)
     found, left = look.families(most)
-    shown = tuple(look.conversation(family, secret) for family in found)
+    shown = tuple(
+        look.conversation(family, secret, mark)
+        for family, mark in zip(found, marks.of(found), strict=True)
+    )
     return Conversations(shown, left, look.foreign())
 
 
@@ -137,7 +187,7 @@ def chosen(
     for family in look.families(most)[0]:
         if identified(secret, family.cuts[0]) == wanted:
             sequences = tuple(one for name in family.own for one in look.live.get(name, ()))
-            return Chosen(family.own, sequences)
+            return Chosen(family.own, sequences, family.cuts)
     return None
 
 
@@ -202,7 +252,7 @@ class _Look:
         ]
         return families(members, self._tokens_of, most)
 
-    def conversation(self, family: Family, secret: bytes) -> Conversation:
+    def conversation(self, family: Family, secret: bytes, mark: str) -> Conversation:
         """A conversation as people see it."""
         cuts = tuple(self._shown(name, name in family.own) for name in family.cuts)
         weight, memory = Weight(0, 0), self._keeper.resident.weigh(family.cuts, family.own)
@@ -213,11 +263,12 @@ class _Look:
         tiers: tuple[Held, ...] = ("live", "resident", "durable")
         return Conversation(
             identified(secret, family.cuts[0]),
+            mark,
             leaf.position,
             tuple(tier for tier in tiers if any(tier in cut.tiers for cut in cuts)),
             cuts,
-            min((cut.made_at for cut in cuts if cut.made_at), default=None),
-            max((cut.used_at for cut in cuts if cut.used_at), default=None),
+            min((cut.made_at for cut in cuts if cut.own and cut.made_at), default=None),
+            max((cut.used_at for cut in cuts if cut.own and cut.used_at), default=None),
             weight.referenced,
             weight.own,
             memory.referenced,

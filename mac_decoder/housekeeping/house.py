@@ -17,12 +17,12 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mac_decoder.engine.facade import Engine
-from mac_decoder.housekeeping.conversations import Chosen, Conversations, chosen, seen
+from mac_decoder.housekeeping.conversations import Chosen, Conversations, Marks, chosen, seen
 from mac_decoder.housekeeping.operations import Kind, Operation
 from mac_decoder.keeper import Keeper
 from mac_decoder.reporting import traced
@@ -42,11 +42,21 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What a conversation needs and others need too, in bytes: it stays when that goes."""
+
+    nbytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Gone:
     """What was deleted, or would be.
 
     ``files`` and ``nbytes`` on disk; ``cuts`` and ``memory_bytes`` in memory, ``live`` sequences
     and ``live_bytes`` in the engine; ``publications`` that were given up before they began.
+    ``left`` is what is on disk after it by the books, ``None`` without a disk; ``shared`` is
+    told of one conversation.
     """
 
     files: int = 0
@@ -56,6 +66,8 @@ class Gone:
     live: int = 0
     live_bytes: int = 0
     publications: int = 0
+    left: int | None = field(default=None, compare=False)
+    shared: Shared | None = field(default=None, compare=False)
 
 
 class Housekeeping:
@@ -65,6 +77,7 @@ class Housekeeping:
         self._keeper = keeper
         self._engine = engine
         self._secret = secrets.token_bytes(32)
+        self._marks = Marks(self._secret)
         # A walk of a large directory keeps nobody from looking at anything else.
         self._looks = ThreadPoolExecutor(2, thread_name_prefix="baton-look-over")
         self._works = ThreadPoolExecutor(1, thread_name_prefix="baton-house")
@@ -83,7 +96,7 @@ class Housekeeping:
     async def conversations(self) -> Conversations:
         """The conversations that were used last, of all tiers."""
         live = await self._engine.live()
-        return await self._look(seen, self._keeper, live, self._secret)
+        return await self._look(seen, self._keeper, live, self._secret, self._marks)
 
     async def footprint(self) -> Footprint:
         """Every file below the directory, counted now.
@@ -94,8 +107,9 @@ class Housekeeping:
 
     async def would_prune(self, to_bytes: int) -> Gone:
         """What :meth:`prune` would delete now. Raises as that does."""
-        tally = await self._look(partial(self._store().prune, to_bytes=to_bytes, dry_run=True))
-        return Gone(*tally)
+        store = self._store()
+        tally = await self._look(partial(store.prune, to_bytes=to_bytes, dry_run=True))
+        return Gone(*tally, left=await self._look(self._left, tally.nbytes))
 
     async def would_forget(self, conversation: str) -> Gone:
         """What :meth:`forget` would delete now. Raises as that does."""
@@ -137,9 +151,8 @@ class Housekeeping:
             raise RequestError("a size is not negative", field="to_bytes", found=to_bytes)
 
         async def work(operation: Operation[Gone]) -> Gone:
-            return Gone(
-                *await self._work(partial(store.prune, to_bytes=to_bytes, pace=operation.pace()))
-            )
+            tally = await self._work(partial(store.prune, to_bytes=to_bytes, pace=operation.pace()))
+            return Gone(*tally, left=await self._work(self._left))
 
         return self._begin("prune", work)
 
@@ -153,9 +166,11 @@ class Housekeeping:
         async def work(operation: Operation[Gone]) -> Gone:
             found = await self._chosen(conversation)
             live = frozenset(one.key for one in found.live)
-            return await self._delete(
+            shared = await self._look(self._shared, found)
+            gone = await self._delete(
                 operation, live, found.cuts, partial(Store.forget, cuts=found.cuts)
             )
+            return replace(gone, shared=shared)
 
         return self._begin("forget", work)
 
@@ -210,10 +225,26 @@ class Housekeeping:
         if store is None:
             return gone
         await self._work(partial(self._keeper.finish_publication, operation.stopped))
-        if operation.stopped():
-            return gone
-        files, freed = await self._work(partial(on_disk, store, pace=operation.pace(_PATIENCE_S)))
-        return replace(gone, files=files, nbytes=freed)
+        files = freed = 0
+        if not operation.stopped():
+            pace = operation.pace(_PATIENCE_S)
+            files, freed = await self._work(partial(on_disk, store, pace=pace))
+        return replace(gone, files=files, nbytes=freed, left=await self._work(self._left))
+
+    def _left(self, freed: int = 0) -> int | None:
+        """What is on disk by the books, once ``freed`` bytes of it are gone."""
+        store = self._keeper.store
+        return None if store is None else store.stats().on_disk - freed
+
+    def _shared(self, found: Chosen) -> Shared:
+        """What of a conversation stays when it goes."""
+        store, resident = self._keeper.store, self._keeper.resident
+        memory = resident.weigh(found.line, found.cuts)
+        disk = None if store is None else store.catalogue.weigh(found.line, found.cuts)
+        return Shared(
+            0 if disk is None else max(0, disk.referenced - disk.own),
+            max(0, memory.referenced - memory.own),
+        )
 
     def _weighed(
         self, found: Chosen, on_disk: Callable[..., Tally], *, all_cuts: bool = False
@@ -230,6 +261,8 @@ class Housekeeping:
             live=len(found.live),
             live_bytes=sum(one.nbytes for one in found.live),
             publications=sum(all_cuts or name in found.cuts for name in waiting),
+            left=self._left(tally.nbytes),
+            shared=self._shared(found) if found.line else None,
         )
 
     async def _chosen(self, conversation: str) -> Chosen:

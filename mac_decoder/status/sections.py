@@ -39,10 +39,12 @@ _DOING: tuple[tuple[str, Doing], ...] = (
 def engine(told: Mapping[str, Any], *, loaded: bool) -> Engine:
     """The engine, of ``Engine.status``; ``loaded``: it was ready before."""
     ready, fault = bool(told.get("ready")), told.get("fault")
+    troubled = (loaded and not ready) or fault is not None
+    asked = bool(told.get("producers"))
     stages: Mapping[str, int] = told.get("requests", {})
     rates: Mapping[str, float] = told.get("rates", {})
     return Engine(
-        doing=_doing(stages, ready=ready, troubled=(loaded and not ready) or fault is not None),
+        doing=_doing(stages, told.get("comparing", 0), ready=ready, troubled=troubled),
         ready=ready,
         fault=fault,
         open=told.get("open", 0),
@@ -54,9 +56,10 @@ def engine(told: Mapping[str, Any], *, loaded: bool) -> Engine:
         generated_tokens=told.get("generated_tokens", 0),
         ended=dict(told.get("ended", {})),
         fallbacks=dict(told.get("fallbacks", {})),
-        asked_from_tokens=told.get("remote_threshold") if told.get("producers") else None,
+        asked_from_tokens=told.get("remote_threshold") if asked else None,
         local_tokens_per_s=rate(rates.get("local_tokens_per_s", 0.0)),
         keeps_awake=bool(told.get("power_assertion")),
+        asked_from_by=told.get("threshold_by") if asked else None,
     )
 
 
@@ -109,7 +112,7 @@ def door(
     )
 
 
-def _doing(stages: Mapping[str, int], *, ready: bool, troubled: bool) -> Doing:
+def _doing(stages: Mapping[str, int], comparing: int, *, ready: bool, troubled: bool) -> Doing:
     if troubled:
         return "trouble"
     if not ready:
@@ -117,7 +120,7 @@ def _doing(stages: Mapping[str, int], *, ready: bool, troubled: bool) -> Doing:
     for stage, doing in _DOING:
         if stages.get(stage):
             return doing
-    return "idle"
+    return "comparing" if comparing else "idle"
 
 
 def _node(link: Mapping[str, Any], asked: Mapping[str, Any]) -> Node:
@@ -141,6 +144,7 @@ def _node(link: Mapping[str, Any], asked: Mapping[str, Any]) -> Node:
         round_trip_ms=rate(link["round_trip_ms"], 2),
         handoff_overhead_ms=rate(rates.get("handoff_overhead_ms", 0.0), 3),
         qualified=None if past is None else _qualified(past),
+        asked_from_by=asked.get("threshold_by"),
     )
 
 

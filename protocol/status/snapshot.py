@@ -26,10 +26,22 @@ Source = Literal["live", "resident", "durable", "remote", "local", "mixed"]
 """Where a prompt's cache came from; ``mixed`` of a request with several prompts."""
 
 Doing = Literal[
-    "loading", "idle", "restoring", "prefilling_here", "prefilling_there", "decoding", "trouble"
+    "loading",
+    "idle",
+    "restoring",
+    "prefilling_here",
+    "prefilling_there",
+    "decoding",
+    "comparing",
+    "trouble",
 ]
 """What the engine does now. Of several things the one that others wait for: trouble, then
-prefilling there, here, restoring, decoding."""
+prefilling there, here, restoring, decoding. ``comparing``: nobody's request, but a producer's
+rows are compared with its own."""
+
+AskedFromBy = Literal["set", "rates", "first_guess"]
+"""Why a producer is asked from a certain prompt length on: somebody set it, the measured rates
+say so, or they are not all known yet."""
 
 Stage = Literal[
     "queued",
@@ -77,7 +89,7 @@ class Engine(_Section, frozen=True):
     requests; ``cache_bytes_reserved`` of ``cache_bytes_limit`` are promised to them. ``ended``
     counts how requests ended, ``fallbacks`` why prompts were prefilled here although a producer
     was meant to. ``asked_from_tokens``: from which prompt length a producer is asked, where
-    one is.
+    one is; ``asked_from_by`` why. ``local_tokens_per_s`` is the moving average that is weighed.
     """
 
     doing: Doing
@@ -95,6 +107,7 @@ class Engine(_Section, frozen=True):
     asked_from_tokens: Count | None
     local_tokens_per_s: Figure
     keeps_awake: bool
+    asked_from_by: AskedFromBy | None = None
 
 
 class InHand(_Section, frozen=True):
@@ -188,7 +201,8 @@ class Qualified(_Section, frozen=True):
 class Node(_Section, frozen=True):
     """A producer. ``called`` is what people call it, ``name`` its address, which no other has.
     ``reason`` is a stable code, empty when ready; ``detail`` is for people.
-    ``asked_from_tokens`` is the prompt length from which it is worth asking, ``null`` if none.
+    ``asked_from_tokens`` is the prompt length from which it is worth asking, ``null`` if none;
+    ``asked_from_by`` says why.
     """
 
     name: str
@@ -209,6 +223,7 @@ class Node(_Section, frozen=True):
     round_trip_ms: Figure
     handoff_overhead_ms: Figure
     qualified: Qualified | None
+    asked_from_by: AskedFromBy | None = None
 
 
 class Nodes(_Section, frozen=True):

@@ -297,13 +297,13 @@ def test_whoever_is_logged_in_can_verify_and_clear_the_caches(site: Site, lookin
     looking.open("/cache")
     asked = page.get_by_role("dialog")
     page.get_by_role("button", name="Verify", exact=True).click()
-    expect(asked).to_contain_text(re.compile(r"[\d,]+ bytes"))
+    expect(asked).to_contain_text(re.compile(r"[\d,]+\sbytes"))
     asked.get_by_role("button", name="Verify").click()
     expect(page.get_by_text("all is well")).to_be_visible()
     before = site.durable()
     assert before.cuts > 0
     page.get_by_role("button", name="Clear", exact=True).click()
-    expect(asked).to_contain_text(re.compile(r"[\d,]+ bytes"))
+    expect(asked).to_contain_text(re.compile(r"[\d,]+\sbytes"))
     page.keyboard.press("Escape")
     expect(asked).to_be_hidden()
     assert site.durable().cuts == before.cuts
@@ -359,7 +359,9 @@ def test_a_page_survives_the_decoders_restart(site: Site, looking: Visit) -> Non
     before = site.snapshot().decoder
     site.decoder.child().kill()
     restarts = page.locator("[data-path='decoder.restarts']")
-    expect(restarts).to_have_attribute("data-value", str(before.restarts + 1), timeout=PATIENCE_MS)
-    expect(page.locator("#headline")).to_contain_text("Idle")
+    # Another process starts meanwhile, with all that it imports.
+    patience = 3 * PATIENCE_MS
+    expect(restarts).to_have_attribute("data-value", str(before.restarts + 1), timeout=patience)
+    expect(page.locator("#headline")).to_contain_text("Idle", timeout=PATIENCE_MS)
     assert site.snapshot().decoder.process != before.process
     assert looking.noticed.elsewhere == []

@@ -65,7 +65,7 @@ class AboutPage(Still):
 
     def body(self, drawn: Drawn) -> Html:
         """Everything below the heading."""
-        return joined(piece(drawn, "about"), _licences(), _docs())
+        return joined(piece(drawn, "about"), _licences(), _docs(), parts.glossary("about"))
 
 
 @cache

@@ -34,8 +34,8 @@ from protocol.status.snapshot import Cache
 
 log = logging.getLogger(__name__)
 
-_BOOKS: Final = "Cap accounting"
-_WALK: Final = "Disk footprint"
+_BOOKS: Final = parts.term("Cap accounting", "cap accounting")
+_WALK: Final = parts.term("Disk footprint", "disk footprint")
 
 _AGE_S: Final = 5.0
 _LOOK_S: Final = 5.0
@@ -103,7 +103,15 @@ class CachePage:
             "counters": memo.of(
                 "counters",
                 (found.counters,),
-                lambda: part("counters", "div", parts.facts(found.counters), class_="card"),
+                lambda: part(
+                    "counters",
+                    "div",
+                    *(
+                        joined(tag("h3", title), parts.facts(those))
+                        for title, those in found.counters
+                    ),
+                    class_="card",
+                ),
             ),
             "events": memo.of("events", (found.events,), lambda: _events(found.events)),
             "conversations": memo.of(
@@ -141,6 +149,7 @@ class CachePage:
                 tag("div", _section("Counters", piece(drawn, "counters"))),
                 class_="columns bare",
             ),
+            parts.glossary("cache"),
         )
 
     def looked_at(self, browser: Browser) -> None:
@@ -183,7 +192,7 @@ class CachePage:
                     browser.tell(
                         [
                             self._ask(
-                                "Forget this conversation?",
+                                self._called(name),
                                 "Forget",
                                 gone,
                                 partial(house.forget, name),
@@ -208,6 +217,14 @@ class CachePage:
         except BatonError as error:
             browser.tell([("open", refusal(error))])
 
+    def _called(self, conversation: str) -> str:
+        """The question about a conversation names it as the page does."""
+        shown = self._overview.shown if self._overview is not None else ()
+        for one in shown:
+            if one.id == conversation:
+                return f"Forget conversation {one.mark} ({one.title})?"
+        return "Forget this conversation?"
+
     # -- asking, and doing
 
     def _ask_to_verify(self, house: Housekeeping) -> Change:
@@ -219,8 +236,10 @@ class CachePage:
             "open",
             confirmation(
                 "Verify what is on disk?",
-                f"Reads {size_text} and compares every file with what was written. "
-                "Files that are wrong are set aside; nothing else is changed.",
+                (
+                    f"Reads {size_text} and compares every file with what was written. "
+                    "Files that are wrong are set aside; nothing else is changed.",
+                ),
                 "Verify",
                 self._questions,
             ),
@@ -233,13 +252,17 @@ class CachePage:
         except argparse.ArgumentTypeError:
             return ("open", _prune_form(wrong="That is no size: type 500MB, 20GB or 8GiB."))
         gone = await house.would_prune(to_bytes)
+        if not gone.files:
+            return ("open", _nothing_to_prune(gone, to_bytes))
         title = f"Prune to {exactly(to_bytes)}?"
-        return self._ask(title, "Prune", gone, partial(house.prune, to_bytes))
+        return self._ask(
+            title, "Prune", gone, partial(house.prune, to_bytes), "Memory keeps what it has."
+        )
 
-    def _ask(self, title: str, verb: str, gone: Gone, begin: Begin) -> Change:
+    def _ask(self, title: str, verb: str, gone: Gone, begin: Begin, *more: str) -> Change:
         self._asked = begin
         self._questions += 1
-        text = f"Deletes {keeping.deletion(gone)}. No answer is lost, only time."
+        text = (*keeping.question(gone), " ".join((*more, "No answer is lost, only time.")))
         return ("open", confirmation(title, text, verb, self._questions, danger=True))
 
     def _carry_out(self, number: object, browser: Browser) -> None:
@@ -335,7 +358,11 @@ def _prune_form(wrong: str = "") -> Html:
         "Prune to a size",
         tag(
             "form",
-            tag("p", "The least recently used goes first, until this much is on disk."),
+            tag(
+                "p",
+                "The least recently used goes first, until at most this much is on disk. Cuts go "
+                "whole, so that less can be left.",
+            ),
             tag("label", "Size", for_="prune-size"),
             tag(
                 "input",
@@ -360,6 +387,19 @@ def _prune_form(wrong: str = "") -> Html:
     )
 
 
+def _nothing_to_prune(gone: Gone, to_bytes: int) -> Html:
+    left = "" if gone.left is None else f"On disk are {exactly(gone.left)}. "
+    return dialog(
+        "There is nothing to prune",
+        tag("p", parts.unbroken(f"{left}Nothing has to go for {exactly(to_bytes)}.")),
+        tag(
+            "div",
+            tag("button", "Close", type="button", data_dismiss=True, autofocus=True),
+            class_="buttons end",
+        ),
+    )
+
+
 def _operation(found: Doing | None) -> Html:
     if found is None:
         return part("operation", "div")
@@ -373,7 +413,12 @@ def _operation(found: Doing | None) -> Html:
         "operation",
         "div",
         tag("p", tag("b", found.title), class_="what", role="status"),
-        tag("div", shown, tag("span", found.text), class_="progress" if found.running else "came"),
+        tag(
+            "div",
+            shown,
+            tag("span", parts.unbroken(found.text)),
+            class_="progress" if found.running else "came",
+        ),
         stop if found.running else NOTHING,
         class_="card operation",
     )
@@ -387,8 +432,18 @@ def _conversations(found: Overview | None, *, may_manage: bool) -> Rows:
 
 
 def _conversation(one: Kept, may_manage: bool) -> Html:
-    titles = ("Position", "Why", "Where", "State", "File", "Used", "")
-    head = tag("tr", *(tag("th", title, scope="col") if title else tag("td") for title in titles))
+    titles = ("Position", "Taken at", "Kept in", "State", "File", "Used", "")
+    head = tag(
+        "tr",
+        *(
+            tag(
+                "th", title, scope="col", class_="number" if title in ("Position", "File") else None
+            )
+            if title
+            else tag("td")
+            for title in titles
+        ),
+    )
     cuts = (
         tag(
             "tr",
@@ -396,18 +451,19 @@ def _conversation(one: Kept, may_manage: bool) -> Html:
             tag("td", cut.why),
             tag("td", ", ".join(cut.tiers)),
             tag("td", cut.state),
-            tag("td", cut.bytes),
+            tag("td", cut.bytes, class_="number"),
             tag("td", cut.used),
             tag("td", tag("small", cut.note)),
         )
         for cut in one.cuts
     )
-    made_by = tag("p", tag("small", "Computed: " + "; ".join(one.made_by))) if one.made_by else ""
+    made_by = tag("p", tag("small", "Tokens " + "; ".join(one.made_by))) if one.made_by else ""
     return tag(
         "details",
         tag(
             "summary",
             tag("b", one.title),
+            tag("span", tag("code", one.mark), ", ", one.count, class_="mark"),
             tag("span", *(parts.badge(tier) for tier in one.tiers), class_="badges"),
             tag("span", one.size, class_="size"),
             tag("span", one.used, class_="age"),

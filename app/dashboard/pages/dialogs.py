@@ -5,7 +5,10 @@ They are the browser's own, which keep the focus inside and give it back; Escape
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.dashboard.pages.markup import NOTHING, Html, tag
+from app.dashboard.pages.parts import unbroken
 from protocol.errors import BatonError
 
 
@@ -19,13 +22,15 @@ def dialog(title: str, *content: str) -> Html:
     )
 
 
-def confirmation(title: str, text: str, verb: str, number: int, *, danger: bool = False) -> Html:
-    """A question; its button does ``confirmed``, with the question's ``number``: an answer to one
-    that was shown before is none to this one.
+def confirmation(
+    title: str, text: Sequence[str], verb: str, number: int, *, danger: bool = False
+) -> Html:
+    """A question in paragraphs; its button does ``confirmed``, with the question's ``number``: an
+    answer to one that was shown before is none to this one.
     """
     return dialog(
-        title,
-        tag("p", text),
+        unbroken(title),
+        *(tag("p", unbroken(each)) for each in text),
         tag(
             "div",
             tag("button", "Cancel", type="button", data_dismiss=True, autofocus=True),

@@ -213,6 +213,9 @@ function listen() {
     filter();
   });
   document.addEventListener("keydown", (event) => {
+    // What a word means goes away without the pointer or the focus being moved on.
+    const { activeElement } = document;
+    if (event.key === "Escape" && activeElement.matches(".term")) activeElement.blur();
     // Enter sends, Shift and Enter is a new line; not while an input method composes.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     if (!event.target.matches("textarea[data-enter]")) return;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,8 +21,10 @@ from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen,
 from app.discovery import Seen as Answered
 from app.discovery import browse
 from app.node_registry import Registry, link_name
+from app.status import DEFAULT_URL, base_url
 from app.view.comparisons import History, history
 from app.view.nodes import NO_PRODUCER, Producer, producers
+from mac_decoder.config import DecoderConfig
 from protocol.control.messages import Description
 from protocol.errors import BatonError, RequestError, TransferError
 from protocol.identity import Identity, identity_differences
@@ -30,7 +33,7 @@ from protocol.status.snapshot import Nodes
 from trust.control import Control
 from trust.own import machine_name
 from trust.peers import Peer
-from trust.secrets import Choice
+from trust.secrets import Choice, default_choice
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +42,29 @@ _LONGEST_HOST: Final = 260
 _LONGEST_NAME: Final = 64
 _UNREACHED: Final = ("down", "refused")
 
+_NUMBERS: Final = ("Largest difference", "Allowed")
+
 Action = Callable[[], Awaitable[str]]
 """Does what was confirmed; what to say of it."""
 
 
 @dataclass(frozen=True)
+class _Serving:
+    """What a producer says that it serves, and what comes of it; ``lacks``: not this machine's
+    model, which has to be sent.
+    """
+
+    text: str
+    lacks: bool = False
+
+
+@dataclass(frozen=True)
 class _Known:
-    """A paired producer, and what is on record of it."""
+    """A paired producer, and what is on record of it; what it serves, where that was asked."""
 
     peer: Peer
     past: History | None
+    serving: _Serving | None = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +85,13 @@ class NodesPage:
 
     def __init__(self, state: Path, secrets: Choice) -> None:
         """``state`` is what ``--state-dir`` says; ``secrets`` is how the decoder keeps them."""
+        self._state = state
+        self._secrets: Choice = secrets
         self._open_registry = partial(Registry, state, secrets)
         self._memo = Memo()
         self._nodes: Nodes | None = None
         self._identity: Identity | None = None
+        self._address: str | None = None
         self._known: Mapping[str, _Known] = {}
         self._reading: asyncio.Task[None] | None = None
         self._read_for: object = None
@@ -85,6 +104,7 @@ class NodesPage:
         nodes, memo, tick = seen.snapshot.nodes, self._memo, int(seen.now / _AGE_S)
         self._nodes = nodes
         self._identity = seen.snapshot.decoder.identity
+        self._address = seen.snapshot.decoder.address
         if self._read_for is not None and _told(nodes) != self._read_for:
             self._read()
         inputs = (nodes, tick, self._known, seen.may_manage)
@@ -97,13 +117,14 @@ class NodesPage:
 
     def body(self, drawn: Drawn) -> Html:
         """Everything below the heading."""
-        return tag(
+        shown = tag(
             "section",
             piece(drawn, "adding"),
             part("nodes-told", "p", role="status", class_="told"),
             rows("nodes", "div", drawn["nodes"], class_="cards"),
             aria_label="Producers",
         )
+        return joined(shown, parts.glossary("nodes"))
 
     def looked_at(self, browser: Browser) -> None:
         """Read what is on record."""
@@ -146,7 +167,9 @@ class NodesPage:
                 peer = self._peer(said)
                 self._asked = partial(self._rotate, peer)
                 self._questions += 1
-                text = "Both machines agree on it now; what goes on between them goes on with it."
+                text = (
+                    "Both machines agree on it now; what goes on between them goes on with it.",
+                )
                 asking = confirmation(
                     f"A new key with {peer.name}?", text, "New key", self._questions
                 )
@@ -155,7 +178,7 @@ class NodesPage:
                 peer = self._peer(said)
                 self._asked = partial(self._remove, peer)
                 self._questions += 1
-                text = "Both machines forget each other. What is cached of its prompts stays."
+                text = ("Both machines forget each other. What is cached of its prompts stays.",)
                 asking = confirmation(
                     f"Remove {peer.name}?", text, "Remove", self._questions, danger=True
                 )
@@ -233,13 +256,27 @@ class NodesPage:
             return
         gone = "".join(f" {name}, which had this address, is forgotten." for name in kept.replaced)
         found = await asyncio.to_thread(_described, kept.peer)
-        told = f"Paired with {kept.peer.name}. {_serves(kept.peer, found, self._identity)}{gone}"
+        serving = _serves(found, self._identity)
+        told = [f"Paired with {kept.peer.name}.{gone} {serving.text}"]
+        if serving.lacks:
+            told += [" To send it this machine's, in a terminal here: ", self._sends(kept.peer)]
         # It can be left meanwhile, and another begun.
         if self._adding is pairing:
             self._adding = None
             browser.tell([("close",)])
-        browser.tell([_say(told)])
+        browser.tell([_say(*told)])
         self._read()
+
+    def _sends(self, peer: Peer) -> Html:
+        """The command that sends a producer this machine's model."""
+        words = ["baton", "node", "send", peer.name]
+        if self._state != DecoderConfig(model="").state_path.parent:
+            words += ["--state-dir", str(self._state)]
+        if self._secrets != default_choice():
+            words += ["--secrets", self._secrets]
+        if self._address is not None and self._address != base_url(DEFAULT_URL):
+            words += ["--url", self._address]
+        return tag("code", shlex.join(words), class_="command")
 
     def _paired(self, host: str, words: str, called: str | None) -> node_pairing.Kept:
         code = read_code(words)  # before anything is asked: a slip costs nothing
@@ -269,17 +306,39 @@ class NodesPage:
 
     async def _read_registry(self) -> None:
         try:
-            self._known = await asyncio.to_thread(_on_record, self._open_registry)
+            known = await asyncio.to_thread(_on_record, self._open_registry)
         except BatonError as error:
             log.info("the registry of producers was not read (%s)", error.reason)
+            return
+        self._known = known
+        # One that has no model answers no link: only it can tell that from one that is gone.
+        nodes = self._nodes.producers if self._nodes is not None else ()
+        asked = [one.name for one in nodes if one.state in _UNREACHED and one.name in known]
+        said = await asyncio.gather(
+            *(asyncio.to_thread(_described, known[name].peer) for name in asked)
+        )
+        serving = {
+            name: _serves(found, self._identity)
+            for name, found in zip(asked, said, strict=True)
+            if not isinstance(found, BatonError)
+        }
+        self._known = {
+            name: replace(one, serving=serving.get(name)) for name, one in self._known.items()
+        }
 
     def _rows(self, found: tuple[Producer, ...], seen: Seen) -> Rows:
         if not found:
             text = f"{NO_PRODUCER}."
             return Rows({"none": tag("p", text, class_="none", data_key="none")})
-        return Rows(
-            {one.name: _node(one, self._known.get(one.name), seen.may_manage) for one in found}
-        )
+        return Rows({one.name: self._node(one, seen.may_manage) for one in found})
+
+    def _node(self, one: Producer, may_manage: bool) -> Html:
+        known = self._known.get(one.name)
+        lacks = NOTHING
+        unreached = one.state.text in _UNREACHED  # else what it said is of before
+        if unreached and known is not None and known.serving is not None and known.serving.lacks:
+            lacks = _lacks(known.serving, self._sends(known.peer))
+        return _node(one, known, may_manage, lacks)
 
 
 def _described(peer: Peer) -> Description | BatonError:
@@ -291,21 +350,30 @@ def _described(peer: Peer) -> Description | BatonError:
         return error
 
 
-def _serves(peer: Peer, found: Description | BatonError, ours: Identity | None) -> str:
+def _serves(found: Description | BatonError, ours: Identity | None) -> _Serving:
     """What a producer serves, and what comes of it: it is compared where the model is the same."""
-    send = f"baton node send '{peer.name}' sends it this machine's."
     if isinstance(found, BatonError):
-        return f"It does not say what it serves ({found.reason})."
+        return _Serving(f"It does not say what it serves ({found.reason}).")
     if found.state == "waiting":
-        return f"It has no model, so that nothing is compared: {send}"
+        return _Serving("It has no model, and is not used until it has this machine's.", lacks=True)
     model = found.model or "a model"
     if found.identity is None:
-        return f"It loads {model}, and is compared with this machine once it has."
+        return _Serving(f"It loads {model}, and is compared with this machine once it has.")
     if ours is None:
-        return f"It serves {model}, and is compared once this machine has loaded its own."
+        return _Serving(f"It serves {model}, and is compared once this machine has loaded its own.")
     if identity_differences(ours, found.identity):
-        return f"It serves another model ({model}), so that nothing is compared: {send}"
-    return f"It serves {model}, and is compared with this machine now."
+        text = f"It serves another model ({model}), and is not used until it has this machine's."
+        return _Serving(text, lacks=True)
+    return _Serving(f"It serves {model}, and is compared with this machine now.")
+
+
+def _lacks(serving: _Serving, command: Html) -> Html:
+    return tag(
+        "div",
+        tag("p", f"{serving.text} To send it, in a terminal here:"),
+        tag("p", command),
+        class_="callout",
+    )
 
 
 def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:
@@ -319,13 +387,13 @@ def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:
 def _told(nodes: Nodes) -> object:
     """What changes when something else may be on record."""
     return tuple(
-        (one.name, one.qualified.at if one.qualified is not None else None)
+        (one.name, one.state, one.qualified.at if one.qualified is not None else None)
         for one in nodes.producers
     )
 
 
-def _say(text: str) -> Change:
-    return ("set", "nodes-told", part("nodes-told", "p", text, role="status", class_="told"))
+def _say(*pieces: str) -> Change:
+    return ("set", "nodes-told", part("nodes-told", "p", *pieces, role="status", class_="told"))
 
 
 def _adding(may_manage: bool) -> Html:
@@ -349,7 +417,7 @@ def _adding(may_manage: bool) -> Html:
     )
 
 
-def _node(one: Producer, known: _Known | None, may_manage: bool) -> Html:
+def _node(one: Producer, known: _Known | None, may_manage: bool, lacks: Html) -> Html:
     name = known.peer.name if known is not None else one.called
     return tag(
         "article",
@@ -362,6 +430,7 @@ def _node(one: Producer, known: _Known | None, may_manage: bool) -> Html:
         ),
         tag("p", one.line.removeprefix(f"{one.called}: "), class_="title"),
         tag("p", one.detail, class_="none") if one.detail else NOTHING,
+        lacks,
         parts.facts(one.facts, "facts two"),
         tag("h3", "Latest comparison"),
         parts.facts(one.qualified, "facts two"),
@@ -392,7 +461,7 @@ def _actions(link: str, may_manage: bool) -> Html:
                 disabled=not may_manage,
             )
             for text, does in (
-                ("Qualify now", "qualify"),
+                ("Compare now", "qualify"),
                 ("New key", "rotate"),
                 ("Remove", "remove"),
             )
@@ -404,7 +473,7 @@ def _actions(link: str, may_manage: bool) -> Html:
 def _history(past: History | None) -> Html:
     if past is None:
         return NOTHING
-    titles = ("When", "", "Rows", "Apart", "Allowed", "Where")
+    titles = ("When", "", "Rows", "Largest difference", "Allowed", "Found in")
     return tag(
         "details",
         tag("summary", tag("b", f"Comparisons ({len(past.compared)})")),
@@ -417,7 +486,17 @@ def _history(past: History | None) -> Html:
                     "thead",
                     tag(
                         "tr",
-                        *(tag("th", name, scope="col") if name else tag("td") for name in titles),
+                        *(
+                            tag(
+                                "th",
+                                name,
+                                scope="col",
+                                class_="number" if name in _NUMBERS else None,
+                            )
+                            if name
+                            else tag("td")
+                            for name in titles
+                        ),
                     ),
                 ),
                 tag(
@@ -428,8 +507,8 @@ def _history(past: History | None) -> Html:
                             tag("td", each.at),
                             tag("td", tag("small", each.ago)),
                             tag("td", parts.badge(each.rows)),
-                            tag("td", each.apart),
-                            tag("td", each.allowed),
+                            tag("td", each.apart, class_="number"),
+                            tag("td", each.allowed, class_="number"),
                             tag("td", each.where),
                         )
                         for each in past.compared

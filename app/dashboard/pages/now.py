@@ -90,6 +90,7 @@ class NowPage(Still):
                 ),
                 class_="columns",
             ),
+            parts.glossary("now"),
         )
 
 

@@ -6,6 +6,7 @@ as JSON, and ``data-basis``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,9 +15,16 @@ import msgspec
 from app.dashboard.pages.markup import NOTHING, Attribute, Html, joined, tag
 from app.view import words
 from app.view.facts import Badge, Fact, Meter, Segment
+from app.view.glossary import MEANINGS, Page, listed
 
-_BRIEF: Final = 12
+_PAIRED: Final = re.compile(r"(?<=[\d≈]) (?=\w)")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NOT_AVAILABLE: Final = tag("span", words.DASH, role="img", aria_label="not available")
+
+
+def unbroken(text: str) -> str:
+    """A text in which no line ends between a number and what it counts."""
+    return _PAIRED.sub("\N{NO-BREAK SPACE}", text)
 
 
 def known(fact: Fact) -> dict[str, Attribute]:
@@ -29,7 +37,9 @@ def known(fact: Fact) -> dict[str, Attribute]:
 
 def figure(fact: Fact) -> Html:
     """A fact's text; a dash has a name."""
-    return _NOT_AVAILABLE if fact.text == words.DASH else joined(fact.text)
+    if fact.text == words.DASH:
+        return _NOT_AVAILABLE
+    return tag("code", fact.text) if _DIGEST.fullmatch(fact.text) else joined(fact.text)
 
 
 def value(fact: Fact, name: str = "span", **attributes: Attribute) -> Html:
@@ -38,15 +48,45 @@ def value(fact: Fact, name: str = "span", **attributes: Attribute) -> Html:
 
 
 def labelled(fact: Fact) -> Html:
-    """A fact in a description list. A short note follows the number, a long one its name."""
-    note = tag("small", fact.note) if fact.note and fact.text != words.DASH else None
-    brief = len(fact.note) <= _BRIEF
+    """A fact in a description list. Its note stands below its name, so that numbers are in line."""
+    name = term(fact.label, fact.term) if fact.term else fact.label
+    note = tag("small", fact.note) if fact.note else None
+    return tag("div", tag("dt", name, note), tag("dd", value(fact)), class_="fact")
+
+
+def term(text: str, word: str) -> Html:
+    """A word of Baton's own. What it means is shown where it is pointed at or has the focus, and
+    is told to whoever listens: the text stands in :func:`glossary`.
+    """
     return tag(
-        "div",
-        tag("dt", fact.label, None if brief else note),
-        tag("dd", value(fact), note if brief else None),
-        class_="fact",
+        "span",
+        text,
+        class_="term",
+        tabindex="0",
+        data_means=MEANINGS[word],
+        aria_describedby=_named(word),
     )
+
+
+def glossary(page: Page) -> Html:
+    """Baton's own words that stand on a page, at its foot."""
+    return tag(
+        "details",
+        tag("summary", tag("b", "Words on this page")),
+        tag(
+            "dl",
+            *(
+                tag("div", tag("dt", word), tag("dd", meaning, id=_named(word)), class_="fact")
+                for word, meaning in listed(page)
+            ),
+            class_="facts wide",
+        ),
+        class_="words",
+    )
+
+
+def _named(word: str) -> str:
+    return f"word-{word.replace(' ', '-')}"
 
 
 def facts(found: Iterable[Fact], class_: str = "facts") -> Html:
@@ -102,6 +142,7 @@ def legend(segments: Sequence[Segment]) -> Html:
                 tag("i", data_kind=one.kind, aria_hidden="true"),
                 tag("span", one.label),
                 value(one.fact, "b"),
+                title=one.note or None,
             )
             for one in segments
         ),
@@ -115,7 +156,7 @@ def progress(share: float | None, name: str) -> Html:
     return tag("progress", max=1, value=None if share is None else round(share, 4), aria_label=name)
 
 
-def meter(found: Meter, title: str = "") -> Html:
+def meter(found: Meter, title: Html = NOTHING) -> Html:
     """How much of something is used, with what there is to know of it."""
     head = tag("h3", title or found.label)
     line = tag("p", found.text, class_="meter-text")

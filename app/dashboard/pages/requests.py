@@ -62,7 +62,7 @@ class RequestsPage(Still):
         table = rows(
             "requests", "table", drawn["requests"], before, class_="requests", role="table"
         )
-        return tag(
+        shown = tag(
             "section",
             tag(
                 "div",
@@ -75,6 +75,7 @@ class RequestsPage(Still):
             tag("p", "No request to show.", class_="none", data_none=True, hidden=True),
             aria_label="Requests that have ended",
         )
+        return joined(shown, parts.glossary("requests"))
 
     async def act(self, said: dict[str, Any], browser: Browser) -> None:
         """Open a request."""

@@ -98,7 +98,8 @@ class TryPage:
                 _form(_kept(disk=self._facing.facts.disk)),
                 aria_label="Chat",
                 class_="try",
-            )
+            ),
+            parts.glossary("try"),
         )
 
     async def act(self, said: dict[str, Any], browser: Browser) -> None:

@@ -29,7 +29,7 @@ def test_the_latest_comes_first_with_figures_however_small() -> None:
     assert (found.here, found.there) == ("mlx 0.32.4", "cuda, bfloat16, tiles of 2,048 tokens")
     latest, first = found.compared
     assert (latest.ago, latest.rows.text, latest.rows.tone) == ("1 min ago", "alike", "good")
-    assert (latest.apart, latest.allowed, latest.where) == ("4.07e-06", "0.00014", "–")
+    assert (latest.apart, latest.allowed, latest.where) == ("4.1 × 10⁻⁶", "1.4 × 10⁻⁴", "–")
     assert (first.rows.text, first.rows.tone, first.where) == ("differ", "bad", "layer 3, keys")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from app.view import keeping
+from app.view import keeping, words
 from mac_decoder.housekeeping.conversations import Conversation, Conversations, ShownCut, Span
-from mac_decoder.housekeeping.house import Gone
+from mac_decoder.housekeeping.house import Gone, Shared
 from mac_decoder.housekeeping.operations import Operation
 from mac_decoder.store.catalogue import Footprint, Foreign
 from mac_decoder.store.ledger import Tally
@@ -23,6 +24,7 @@ CUT = ShownCut(
 )
 TALK = Conversation(
     id="c1",
+    mark="3f9a1c",
     position=449,
     tiers=("live", "durable"),
     cuts=(CUT,),
@@ -48,27 +50,39 @@ def test_a_conversation() -> None:
     (one,) = found.shown
     assert (one.title, one.size, one.used) == ("449 tokens", "2.4 MB", "30 s ago")
     assert [tier.text for tier in one.tiers] == ["live", "disk"]
-    assert {fact.label: fact.text for fact in one.facts}["shared"] == "400,000 bytes (400.0 kB)"
+    assert (one.mark, one.count) == ("3f9a1c", "1 cut")
+    told = {fact.label: (fact.text, fact.note) for fact in one.facts}
+    assert told["shared on disk"] == ("400.0 kB", "others need it too")
+    assert told["first seen"][0] == words.moment(NOW - 60)
+    assert told["last used"] == (words.moment(NOW - 30), "30 s ago")
     (cut,) = one.cuts
     assert (cut.position, cut.why, cut.tiers, cut.state) == (
         "449",
         "end of a turn",
         ("live", "disk"),
-        "published",
+        "on disk",
     )
-    assert (cut.note, cut.used) == ("rows of more than one recipe, needed by others", "–")
-    assert one.made_by == ("0 to 432: producer, cuda, bfloat16",)
+    assert (cut.note, cut.used) == ("computed in more than one way, needed by others", "–")
+    assert one.made_by == ("0 to 432 prefilled by a producer (cuda, bfloat16)",)
     assert found.rest == ("2 more conversations; 3 cuts of 1 other model, 1,000 bytes (1.0 kB)")
+
+
+def test_a_conversation_of_before_the_start_has_no_time_of_use() -> None:
+    unused = dataclasses.replace(TALK, made_at=None, used_at=None)
+    (one,) = keeping.conversations(Conversations((unused,), 0, Foreign(0, 0, 0)), NOW).shown
+    told = {fact.label: (fact.text, fact.note) for fact in one.facts}
+    assert told["first seen"][0] == words.DASH
+    assert told["last used"] == (words.DASH, "not since this decoder's start")
+    assert one.used == ""
 
 
 def test_a_walk_of_the_disk_is_another_number_than_the_books() -> None:
     kinds = {"blocks": Tally(2, 900), "index": Tally(0, 0)}
     found = keeping.footprint(Footprint(kinds, Tally(2, 900), 800, 700), 0.012)
-    assert [(fact.label, fact.text) for fact in found] == [
-        ("disk footprint", "900 bytes"),
-        ("files", "2"),
-        ("walked in", "12 ms"),
-        ("blocks", "2 files, 900 bytes"),
+    assert [(fact.label, fact.text, fact.note) for fact in found] == [
+        ("all together", "900 B", "2 files, 900 bytes"),
+        ("blocks", "900 B", "2 files, 900 bytes"),
+        ("walked in", "12 ms", ""),
     ]
 
 
@@ -88,6 +102,30 @@ def test_a_deletion_is_counted_to_the_byte(gone: Gone, text: str) -> None:
     assert keeping.deletion(gone) == text
 
 
+GONE = Gone(2, 1_500, left=700, shared=Shared(400, 30))
+
+
+async def test_a_question_and_its_answer_say_the_same() -> None:
+    """What was estimated before is measured after, in the same words."""
+    asked = keeping.question(GONE)
+    assert asked == (
+        "Would delete ≈ 2 files, 1,500 bytes (1.5 kB) on disk.",
+        "≈ 700 bytes stay on disk.",
+        "What it shares with other conversations stays for them, such as a common system prompt: "
+        "≈ 400 bytes on disk, 30 bytes in memory.",
+    )
+    done: Operation[Any] = Operation("forget")
+    done.end(GONE)
+    told = keeping.operation(done).text
+    assert told == " ".join(asked).replace("Would delete", "Deleted").replace(words.ABOUT, "")
+
+
+def test_what_shares_nothing_says_so() -> None:
+    alone = dataclasses.replace(GONE, shared=Shared(0, 0))
+    assert keeping.question(alone)[-1] == "Nothing of it is shared with other conversations."
+    assert keeping.question(Gone(1, 5)) == ("Would delete ≈ 1 file, 5 bytes on disk.",)
+
+
 async def test_how_far_an_operation_is() -> None:
     running: Operation[Any] = Operation("prune")
     assert keeping.operation(running).share is None
@@ -98,7 +136,7 @@ async def test_how_far_an_operation_is() -> None:
     found = keeping.operation(running)
     assert (found.title, found.text, found.tone) == (
         "Pruned",
-        "deleted 1 file, 5 bytes on disk",
+        "Deleted 1 file, 5 bytes on disk.",
         "good",
     )
 
@@ -108,7 +146,7 @@ async def test_what_was_wrong_is_said_and_looks_like_it() -> None:
     done.end(Verified(2, 10, 0, [Bad("blocks/x", "digest_differs")]))
     found = keeping.operation(done)
     assert (found.text, found.tone) == (
-        "read 2 files, 10 bytes: 1 file set aside (digest_differs)",
+        "Read 2 files, 10 bytes: 1 file set aside (digest_differs)",
         "bad",
     )
 
@@ -123,4 +161,4 @@ async def test_a_failure_and_a_stop() -> None:
     stopped.end(Gone(1, 5))
     found = keeping.operation(stopped)
     assert (found.title, found.tone, found.running) == ("Pruning was cancelled", "warn", False)
-    assert found.text == "deleted 1 file, 5 bytes on disk"
+    assert found.text == "Deleted 1 file, 5 bytes on disk."

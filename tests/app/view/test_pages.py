@@ -13,10 +13,12 @@ from hypothesis import given
 from app.view import words
 from app.view.cache import cache, saved_today
 from app.view.facts import Fact, Segment
+from app.view.icon import icon
 from app.view.nodes import line, producers
 from app.view.overview import about, counts, engine, headline, where
 from app.view.requests import ended, running, segments
 from app.view.standing import Standing
+from mac_decoder.reuse.accounting import Accounts
 from protocol.status.figures import UNAVAILABLE
 from protocol.status.snapshot import Cache, Nodes, Snapshot
 from tests.app.view.snapshots import (
@@ -26,6 +28,7 @@ from tests.app.view.snapshots import (
     NOW,
     READY,
     exactly,
+    with_engine,
     with_node,
     with_requests,
 )
@@ -101,14 +104,78 @@ def test_what_is_not_known_is_a_dash_and_never_a_number(snapshot: Snapshot) -> N
 
 def test_phases_stand_in_the_order_in_which_they_happen() -> None:
     (one,) = ended(IDLE, NOW)
-    assert [part.label for part in one.segments] == ["queue", "compute", "verify", "decode"]
+    assert [part.label for part in one.segments] == ["waiting", "computing", "checking", "decoding"]
     assert sum(part.share for part in one.segments) == pytest.approx(1.0)
     assert one.segments[-1].share == pytest.approx(2000 / 2200)
 
 
 def test_a_phase_of_another_release_is_shown_last() -> None:
     found: tuple[Segment, ...] = segments({"new": exactly(1.0), "queue": exactly(1.0)}, "p")
-    assert [part.label for part in found] == ["queue", "new"]
+    assert [part.label for part in found] == ["waiting", "new"]
+
+
+def test_a_phase_that_took_no_time_is_in_no_bar() -> None:
+    assert [
+        part.label for part in segments({"queue": exactly(0.04), "read": exactly(2.0)}, "p")
+    ] == ["reading"]
+
+
+def test_a_comparison_is_nobodys_request_and_says_what_it_is() -> None:
+    one = with_engine(with_node(IDLE, state="qualifying"), doing="comparing")
+    assert headline(one, HERE).text == "Comparing gb10 with this machine"
+    assert icon(one, HERE).picture == "idle"
+    other = msgspec.structs.replace(READY, name="wss://other:1", called="other")
+    several = with_engine(
+        msgspec.structs.replace(IDLE, nodes=Nodes((READY, other))), doing="comparing"
+    )
+    assert headline(several, HERE).text == "Comparing a producer with this machine"
+    answering = with_requests(one, "comparing", msgspec.structs.replace(IN_HAND, stage="answering"))
+    assert headline(answering, HERE).text == "Comparing gb10 with this machine, 1 request"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "by", "text", "note"),
+    [
+        (1, "rates", "1 token on", "follows from the measured rates"),
+        (512, "set", "512 tokens on", "as it was set (--remote-threshold)"),
+        (256, "first_guess", "256 tokens on", "a first guess: not every rate is measured yet"),
+        (None, "rates", "–", "by the measured rates this machine is faster at any length"),
+        (None, None, "–", ""),
+        (64, None, "64 tokens on", ""),
+    ],
+)
+def test_from_which_length_a_producer_is_asked_and_why(
+    tokens: int | None, by: Any, text: str, note: str
+) -> None:
+    told = with_engine(
+        with_node(IDLE, asked_from_tokens=tokens, asked_from_by=by),
+        asked_from_tokens=tokens,
+        asked_from_by=by,
+    )
+    found = [fact for fact in shown(told) if fact.label in ("asked from", "producer asked from")]
+    assert [(fact.text, fact.note) for fact in found] == [(text, note)] * 2
+
+
+def test_a_rate_that_moves_says_that_it_is_an_average() -> None:
+    (here,) = [fact for fact in engine(IDLE) if fact.label == "prefill here"]
+    assert here.note == "moving average"
+
+
+def test_counters_have_names_that_people_know() -> None:
+    counters = {"cache_hits": 5, "disagg_bytes_installed": 4_096, "tier_live": 1, "new_one": 2}
+    kept = msgspec.structs.replace(IDLE.cache, counters=counters)
+    found = cache(msgspec.structs.replace(IDLE, cache=kept), NOW).counters
+    assert [(title, [(fact.label, fact.text) for fact in those]) for title, those in found] == [
+        ("Prompts", [("hits", "5"), ("received from producers", "4.1 kB"), ("new one", "2")]),
+        ("Where caches came from", [("live", "1")]),
+    ]
+
+
+def test_every_counter_that_there_is_has_a_name() -> None:
+    counters = dict.fromkeys(Accounts().counters(), 1)
+    kept = msgspec.structs.replace(IDLE.cache, counters=counters)
+    for _, those in cache(msgspec.structs.replace(IDLE, cache=kept), NOW).counters:
+        assert not {fact.label for fact in those} & {name.replace("_", " ") for name in counters}
 
 
 def test_a_row_says_where_reuse_stopped_and_why() -> None:

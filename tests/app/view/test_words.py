@@ -51,6 +51,20 @@ def test_bytes(count: int, text: str) -> None:
     assert words.human_bytes(count) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0"),
+        (0.0000035, "3.5 × 10⁻⁶"),
+        (0.00096, "0.00096"),
+        (0.05, "0.05"),
+        (1234.5, "1,234"),
+    ],
+)
+def test_numbers_however_small(value: float, text: str) -> None:
+    assert words.plain(value) == text
+
+
 def test_one_and_many() -> None:
     assert words.counted(1, "cut") == "1 cut"
     assert words.counted(1200, "cut") == "1,200 cuts"

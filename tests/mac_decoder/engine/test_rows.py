@@ -14,7 +14,7 @@ from mac_decoder.kv.install import extract
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import BatonError, EngineFault, RequestError
 from tests.crossing import own_prefill
-from tests.mac_decoder.engine.drive import ask, loaded_copy, prompt, running, told
+from tests.mac_decoder.engine.drive import ask, loaded_copy, prompt, running, told, until
 from tests.mac_decoder.engine.test_reuse import keeper_for, settled
 
 Checkpoints = Callable[..., Path]
@@ -46,7 +46,8 @@ def test_they_are_those_of_a_prefill(checkpoint: Checkpoints) -> None:
             assert held.finished.report.reused_tokens == 0
             assert engine.counters().get("cache_misses", 0) <= 2
             assert sum(engine.status()["requests"].values()) == 0
-            assert engine.status()["ended"]["rows"] == 3
+            assert engine.status()["comparing"] == 0
+            assert engine.status()["ended"] == {"length": 2}
 
     asyncio.run(main())
 
@@ -55,14 +56,17 @@ def test_whoever_leaves_is_not_computed_for(checkpoint: Checkpoints) -> None:
     async def main() -> None:
         async with running(checkpoint("llama"), SETTINGS) as engine:
             asked = asyncio.create_task(engine.rows(prompt(3000)))
-            await asyncio.sleep(0.05)
+            await until(lambda: engine.status()["comparing"] == 1)
+            assert sum(engine.status()["requests"].values()) == engine.status()["open"] == 0
+            assert engine.stages() == {}
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
             answer = await told(engine, ask(prompt(20), 3))
             assert len(answer.tokens) == 3
             await settled(engine)
-            assert sum(engine.status()["requests"].values()) == 0
+            assert engine.status()["comparing"] == 0
+            assert engine.status()["ended"] == {"length": 1}
             assert engine._wanted == {}
 
     asyncio.run(main())

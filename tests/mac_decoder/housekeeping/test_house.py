@@ -15,7 +15,7 @@ import pytest
 
 from mac_decoder.engine.facade import Engine
 from mac_decoder.housekeeping.conversations import Conversation, Conversations, Span
-from mac_decoder.housekeeping.house import Gone, Housekeeping
+from mac_decoder.housekeeping.house import Gone, Housekeeping, Shared
 from mac_decoder.housekeeping.operations import Progress
 from mac_decoder.keeper import Keeper
 from mac_decoder.reuse.facts import Restore
@@ -194,6 +194,49 @@ async def test_after_a_restart_the_disk_alone_tells(tmp_path: Path) -> None:
         assert only(await house.conversations(), 700).used_at is not None
 
 
+async def test_what_others_share_says_nothing_of_a_conversation(tmp_path: Path) -> None:
+    """Its times are those of its own cuts; what stays when it goes is told apart."""
+    keeper = kept_in(tmp_path)
+    async with housekeeping(keeper) as house:
+        await asyncio.to_thread(talk, keeper, 1, 700, 512, 512)
+        before = only(await house.conversations(), 700)
+        await asyncio.sleep(0.02)
+        two = await asyncio.to_thread(talk, keeper, 2, 900, 512)
+        await asyncio.to_thread(serves, keeper, two, 512, "resident")
+        one, other = only(await house.conversations(), 700), only(await house.conversations(), 900)
+        assert one.used_at == before.used_at
+        assert one.made_at is not None
+        assert other.made_at is not None
+        assert other.made_at > one.made_at
+        told = await house.would_forget(one.id)
+        assert told.shared == Shared(one.shared_bytes, one.memory_bytes - one.memory_own_bytes)
+        assert one.shared_bytes > 0
+        done = await house.forget(one.id).result()
+        assert (done.shared, done.left) == (told.shared, told.left)
+        assert only(await house.conversations(), 900).referenced_bytes == other.referenced_bytes
+        assert (await house.would_clear()).shared is None
+
+
+async def test_a_mark_stays_while_a_conversation_goes_on(tmp_path: Path) -> None:
+    keeper = kept_in(tmp_path)
+    async with housekeeping(keeper) as house:
+        one = await asyncio.to_thread(talk, keeper, 1, 700, 512, 512)
+        before = only(await house.conversations(), 700)
+        assert len(before.mark) == 6
+        # Another one begins alike: what was its own there is not any more.
+        await asyncio.to_thread(talk, keeper, 2, 800, 512)
+        goes_on = Brought(keeper, FULL, conversation(900, 1, 512), line=one.line.renewed())
+        await asyncio.to_thread(goes_on.settled, 900)
+        after, other = (
+            only(await house.conversations(), 900),
+            only(await house.conversations(), 800),
+        )
+        assert after.mark == before.mark
+        assert after.id != before.id
+        assert other.mark != after.mark
+        assert only(await house.conversations(), 800).mark == other.mark
+
+
 def restored_once(keeper: Keeper, tokens: Sequence[int]) -> None:
     one = Brought(keeper, FULL, tokens)
     assert serves(keeper, one, len(tokens), "durable")
@@ -272,6 +315,8 @@ async def forget(house: Housekeeping) -> tuple[Gone, Gone]:
     told, done = await house.would_forget(one.id), await house.forget(one.id).result()
     assert told.nbytes == one.own_bytes
     assert told.memory_bytes == one.memory_own_bytes
+    stays = Shared(one.shared_bytes, one.memory_bytes - one.memory_own_bytes)
+    assert told.shared == done.shared == stays
     return told, done
 
 
@@ -296,6 +341,8 @@ async def test_a_dry_run_says_what_goes_to_the_byte(
         told, done = await deletion(house)
         after = walked(tmp_path)
         assert told == done
+        assert told.left == done.left
+        assert done.left == (await house.footprint()).on_disk
         assert on_disk(done) == gone_between(before, after) != (0, 0)
         assert done.memory_bytes == memory - keeper.resident.stats().used_bytes
         assert (done.cuts > 0) == (ram > 0 and deletion is not prune)

@@ -36,6 +36,7 @@ PRODUCER: dict[str, Any] = {
     "handoffs": 3,
     "rates": {"handoff_overhead_ms": 12.0},
     "remote_threshold": 256,
+    "threshold_by": "rates",
 }
 
 
@@ -62,12 +63,18 @@ def test_before_a_model_is_loaded_nothing_is_known() -> None:
         ({"prefill": 1, "remote": 1}, "prefilling_there"),
         ({"restore": 1, "decode": 1}, "restoring"),
         ({"lookup": 1}, "restoring"),
+        ({"comparing": 1}, "comparing"),
+        ({"comparing": 1, "decode": 1}, "decoding"),
     ],
 )
 def test_of_several_things_that_is_told_which_others_wait_for(
     counts: dict[str, int], doing: str
 ) -> None:
-    told = {"ready": True, "requests": stages(**counts)}
+    told = {
+        "ready": True,
+        "requests": stages(**counts),
+        "comparing": counts.get("comparing", 0),
+    }
     assert sections.engine(told, loaded=True).doing == doing
 
 
@@ -83,9 +90,12 @@ def test_an_engine_that_failed_or_stops_is_in_trouble(told: dict[str, Any], load
 def test_without_a_producer_there_is_no_length_from_which_it_is_asked() -> None:
     """The engine says a first guess, also where there is nobody to be asked."""
     told: dict[str, Any] = {"ready": True, "remote_threshold": 256, "producers": []}
-    assert sections.engine(told, loaded=True).asked_from_tokens is None
+    told["threshold_by"] = "first_guess"
+    found = sections.engine(told, loaded=True)
+    assert (found.asked_from_tokens, found.asked_from_by) == (None, None)
     told["producers"] = [PRODUCER]
-    assert sections.engine(told, loaded=True).asked_from_tokens == 256
+    found = sections.engine(told, loaded=True)
+    assert (found.asked_from_tokens, found.asked_from_by) == (256, "first_guess")
 
 
 def test_a_rate_of_nothing_is_no_rate() -> None:
@@ -94,14 +104,15 @@ def test_a_rate_of_nothing_is_no_rate() -> None:
     assert node.wire_bytes_per_s == UNAVAILABLE
     assert node.round_trip_ms == measured(0.42)
     assert node.handoff_overhead_ms == measured(12.0)
-    assert (node.waiting, node.fetching, node.asked_from_tokens) == (2, True, 256)
+    assert (node.waiting, node.fetching) == (2, True)
+    assert (node.asked_from_tokens, node.asked_from_by) == (256, "rates")
 
 
 def test_a_producer_that_nothing_is_known_of_yet() -> None:
     fresh = LINK | {"tile": 0, "compute_tokens_per_s": 0.0, "round_trip_ms": 0.0}
     (node,) = sections.nodes({"links": [fresh]}).producers
     assert node.tile is None
-    assert node.asked_from_tokens is None
+    assert (node.asked_from_tokens, node.asked_from_by) == (None, None)
     figures = (node.compute_tokens_per_s, node.round_trip_ms, node.handoff_overhead_ms)
     assert set(figures) == {UNAVAILABLE}
 

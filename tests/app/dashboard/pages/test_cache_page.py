@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,20 +11,22 @@ from typing import Any, cast
 import pytest
 
 from app.dashboard.pages.cache import CachePage
+from app.dashboard.pages.screen import Rows
 from app.dashboard.pages.walk import Walk
 from mac_decoder.housekeeping.conversations import Conversations
 from mac_decoder.housekeeping.house import Gone
 from mac_decoder.housekeeping.operations import Operation
-from mac_decoder.store.catalogue import Footprint
+from mac_decoder.store.catalogue import Footprint, Foreign
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Verified
 from protocol.errors import RequestError, TransferError
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import IDLE
+from tests.app.view.test_keeping import TALK
 
 pytestmark = pytest.mark.anyio
 
-GONE = Gone(files=12, nbytes=1_234_567, cuts=2, memory_bytes=999)
+GONE = Gone(files=12, nbytes=1_234_567, cuts=2, memory_bytes=999, left=20_000)
 
 
 class House:
@@ -35,6 +38,7 @@ class House:
         self.done: list[tuple[Any, ...]] = []
         self.latest: Operation[Any] | None = None
         self.walks = 0
+        self.kept: Conversations | None = None
 
     async def footprint(self) -> Footprint:
         self.walks += 1
@@ -42,13 +46,15 @@ class House:
         return Footprint({}, Tally(2, 4096), 4096, 4096)
 
     async def conversations(self) -> Conversations:
-        raise TransferError("not now", reason="not_now")
+        if self.kept is None:
+            raise TransferError("not now", reason="not_now")
+        return self.kept
 
     async def would_clear(self) -> Gone:
         return GONE
 
     async def would_prune(self, to_bytes: int) -> Gone:
-        return GONE
+        return GONE if to_bytes < 10**10 else Gone(left=1_254_567)
 
     async def would_forget(self, conversation: str) -> Gone:
         if conversation != "known":
@@ -85,6 +91,11 @@ def page(house: House) -> CachePage:
     return made
 
 
+def spaced(text: str) -> str:
+    """A text whose lines may end anywhere."""
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def confirmed(question: str) -> dict[str, Any]:
     """What the button of a question says."""
     found = re.search(r'data-number="(\d+)"', question)
@@ -105,9 +116,10 @@ async def test_a_deletion_is_confirmed_first(
 ) -> None:
     looking = Looking(manages=True)
     await page.act(said, looking)
-    (asked,) = looking.last("open")
+    asked = spaced(looking.last("open")[0])
     assert question in asked
-    assert "12 files, 1,234,567 bytes (1.2 MB) on disk; 2 cuts, 999 bytes in memory" in asked
+    assert "≈ 12 files, 1,234,567 bytes (1.2 MB) on disk; 2 cuts, 999 bytes in memory" in asked
+    assert "≈ 20,000 bytes (20.0 kB) stay on disk." in asked
     assert house.done == []
     yes = confirmed(asked)
     await page.act(yes, looking)
@@ -172,6 +184,30 @@ async def test_what_is_no_size_is_asked_again(page: CachePage, house: House) -> 
     assert house.done == []
 
 
+async def test_nothing_is_asked_where_nothing_would_go(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "prune-to", "size": "20GB"}, looking)
+    shown = spaced(looking.last("open")[0])
+    assert "There is nothing to prune" in shown
+    assert "1,254,567 bytes (1.3 MB)" in shown
+    assert "data-number" not in shown
+
+
+async def test_two_conversations_can_be_told_apart(page: CachePage, house: House) -> None:
+    two = (TALK, dataclasses.replace(TALK, id="known", mark="77b0e2"))
+    house.kept = Conversations(two, 0, Foreign(0, 0, 0))
+    looking = Looking(manages=True)
+    page.looked_at(looking)
+    await until(lambda: "77b0e2" in str(page.draw(seen(IDLE))["conversations"]))
+    drawn = page.draw(seen(IDLE, may_manage=True))["conversations"]
+    assert isinstance(drawn, Rows)
+    for one in two:
+        assert one.mark in drawn.html[one.id]
+    await page.act({"do": "forget", "id": "known"}, looking)
+    assert "Forget conversation 77b0e2 (449 tokens)?" in spaced(looking.last("open")[0])
+    page.close()
+
+
 async def test_an_error_is_told_with_its_reason(page: CachePage) -> None:
     looking = Looking(manages=True)
     await page.act({"do": "forget", "id": "gone"}, looking)
@@ -187,7 +223,7 @@ async def test_an_operation_is_followed_to_its_end(page: CachePage, house: House
     operation.tell(50, 200)
     await until(lambda: 'value="0.25"' in str(looking.told[-1]))
     operation.end(Verified(files=3, nbytes=200))
-    await until(lambda: "read 3 files, 200 bytes: all is well" in looking.last("set")[1])
+    await until(lambda: "Read 3 files, 200 bytes: all is well" in spaced(looking.last("set")[1]))
 
 
 async def test_a_hidden_page_looks_at_nothing_and_tells_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from html import unescape
 from pathlib import Path
@@ -14,14 +15,16 @@ import pytest
 from app import node_pairing
 from app.dashboard.pages import nodes
 from app.dashboard.pages.nodes import NodesPage
+from app.dashboard.pages.screen import Rows
 from app.discovery import Seen
 from app.node_pairing import Kept
 from protocol.control.messages import Description, ProducerState
 from protocol.errors import TransferError
 from protocol.identity import Identity
 from protocol.pairing.words import WORDS
+from protocol.status.snapshot import LinkName
 from tests.app.dashboard.pages.drawing import Looking, seen
-from tests.app.view.snapshots import IDLE
+from tests.app.view.snapshots import IDLE, with_node
 from trust.peers import Address
 
 pytestmark = pytest.mark.anyio
@@ -122,9 +125,51 @@ async def test_what_a_new_producer_serves_is_asked_and_told(
     assert says in told
     assert ("compared with this machine now" in told) == compared
     sends = "waiting" in str(found) or "another" in says
-    assert ("baton node send 'attic' sends it" in told) == sends
+    assert ("baton node send attic --state-dir" in told) == sends
     assert "older, which had this address, is forgotten." in told
     assert ("close",) in looking.told
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "says"),
+    [
+        (described("waiting", "", None), "down", "It has no model"),
+        (described("ready", "m", OTHER), "refused", "It serves another model (m)"),
+        (described("ready", "m", SAME), "down", ""),
+        (TransferError("no", reason="producer_down"), "down", ""),
+        # What it said is of before.
+        (described("waiting", "", None), "ready", ""),
+    ],
+)
+async def test_a_producer_that_lacks_the_model_says_what_to_do(
+    page: NodesPage,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Description | TransferError,
+    state: LinkName,
+    says: str,
+) -> None:
+    peer = SimpleNamespace(name="the attic", address=Address("10.0.0.1", 7431), record=None)
+    down = with_node(IDLE, state="down" if state == "ready" else state)
+    name = down.nodes.producers[0].name
+    known = {name: nodes._Known(cast(Any, peer), None)}
+    monkeypatch.setattr(nodes, "_on_record", lambda _: known)
+    monkeypatch.setattr(nodes, "_described", lambda _: found)
+    decoder = msgspec.structs.replace(IDLE.decoder, identity=SAME, address="http://127.0.0.1:8123")
+    told = msgspec.structs.replace(down, decoder=decoder)
+    page.draw(seen(told))
+    page.looked_at(Looking())
+    async with asyncio.timeout(10):
+        while page._reading is not None and not page._reading.done():
+            await asyncio.sleep(0.01)
+    now = msgspec.structs.replace(told, nodes=with_node(IDLE, state=state).nodes)
+    drawn = page.draw(seen(now))["nodes"]
+    assert isinstance(drawn, Rows)
+    shown = unescape(drawn.html[name])
+    command = "baton node send 'the attic' --state-dir"
+    assert (command in shown) == bool(says)
+    assert ("--url http://127.0.0.1:8123" in shown) == bool(says)
+    assert says in shown
     page.close()
 
 
