@@ -86,7 +86,8 @@ class Reached:
     """What became of an attempt to reach a producer.
 
     ``failed`` is an errno, 0 if TCP connected, ``NO_ADDRESS`` where the name has none. ``mss``
-    is the largest TCP segment in bytes. ``shown`` is the certificate's SHA-256, ``pinned`` the
+    is the largest TCP segment in bytes. ``interface`` is ``None`` for a producer on this machine.
+    ``shown`` is the certificate's SHA-256, ``pinned`` the
     one that it has to be. ``answer`` is what a paired producer says of itself, or why not.
     """
 
@@ -172,7 +173,7 @@ def reach(target: Target, system: System) -> Reached:
     took = (time.perf_counter() - began) * 1000
     with sock:
         mss = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        through = _interface_of(sock.getsockname()[0], system)
+        through = _way(sock.getsockname()[0], sock.getpeername()[0], system)
         shown, failure = _certificate(sock, target)
     answer = None
     if target.record is not None and shown == pinned:
@@ -205,12 +206,22 @@ def _ask(target: Target, record: PairingRecord) -> Description | BatonError:
         return error
 
 
-def _interface_of(address: str, system: System) -> Interface | None:
-    """The interface that has this address of this machine."""
+def _way(here: str, there: str, system: System) -> Interface | None:
+    """The interface between two addresses; ``None`` where both are this machine's: what goes to
+    one of its own goes through no port, whichever has it.
+    """
+    if _bearer(there) is not None:
+        return None
+    name = _bearer(here)
+    return None if name is None else interface(name, system)
+
+
+def _bearer(address: str) -> str | None:
+    """The name of the interface that has this address; ``None`` if it is not this machine's."""
     plain = address.partition("%")[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == plain for one in addresses):
-            return interface(name, system)
+            return name
     return None
 
 

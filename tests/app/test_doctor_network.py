@@ -14,8 +14,9 @@ import psutil
 import pytest
 from msgspec import structs
 
+from app import doctor_links as links
 from app import doctor_network as network
-from app.doctor_facts import Registry, System, system
+from app.doctor_facts import Registry, Running, System, system
 from app.doctor_network import Interface, Target
 from app.service import Installed
 from gb10_producer.trust import make_pairing, make_records
@@ -28,6 +29,7 @@ from tests.trust.answering import answering, records
 from trust.peers import Address, Peer
 from trust.tls import server_context
 
+NONE_RUNS = Running("u", None, "decoder_unreachable")
 MAC = System("Darwin", "macOS-26.1-arm64", "3.12.3")
 
 PORTS = """
@@ -214,6 +216,26 @@ def test_a_paired_producer_shows_its_certificate() -> None:
     assert network.path_mtu(reached) > 1000
     assert reached.interface is None, "loopback is no cable"
     assert isinstance(reached.answer, BatonError), "it hangs up before it says anything"
+
+
+@pytest.mark.parametrize(("theirs", "judged"), [("127.0.0.1", False), ("127.0.0.9", True)])
+def test_a_port_of_this_machine_is_not_judged_for_a_producer_on_it(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, judged: bool
+) -> None:
+    """It may be called by this machine's address in the network: what goes there uses no port,
+    and nobody has to set anything for it.
+    """
+    port = SimpleNamespace(isup=True, duplex=2, speed=1000, mtu=1400, flags="up")
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"en0": port})
+    ours = [SimpleNamespace(address=one) for one in ("127.0.0.1", "127.0.0.2")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"en0": ours})
+    found = network._way("127.0.0.2", theirs, system())
+    assert (found is not None) == judged
+    with listening(lambda connection: None) as number:
+        reached = network.reach(Target("box", "127.0.0.1", number), system())
+    assert reached.interface is None
+    told = list(links.producer(reached, system(), NONE_RUNS, None, "0.1.0"))
+    assert not any("MTU" in one.subject or "way to" in one.subject for one in told)
 
 
 def test_a_paired_producer_says_what_it_is() -> None:
