@@ -182,11 +182,12 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     asked.join()
     app.await_picture("idle")
 
-    asked = ask(url, "local", 600, "Hello")
-    app.await_picture("decoding")
-    settle()
-    tray.picture("decoding")
-    open_menu(tray, "menu_decoding")
+    with in_slow_motion(engine(app).pid):
+        asked = ask(url, "local", 200, "Hello")
+        app.await_picture("decoding")
+        settle()
+        tray.picture("decoding")
+        open_menu(tray, "menu_decoding")
     asked.join()
     app.await_picture("idle")
 

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 from app import install, login_item
 from app.menubar import browser, errands, place, tray
 from app.menubar.decoder import Decoder
+from app.menubar.first_run import FirstRun
 from app.menubar.follow import Told
 from app.menubar.layout import Layout
 from app.menubar.place import Given
@@ -228,6 +229,33 @@ def test_ours_can(
     desk.line("Stop the decoder").trigger()
     desk.line("Restart the decoder").trigger()
     assert calls == ["stop", "restart"]
+
+
+def test_another_model_is_served_by_the_next_one(
+    free: Callable[..., Desk],
+    home: Path,
+    calls: Calls,
+    decoder: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[FirstRun] = []
+    first_run = errands.first_run
+
+    def remembered(chosen: Callable[[], None]) -> FirstRun:
+        asked.append(first_run(chosen))
+        return asked[0]
+
+    monkeypatch.setattr(errands, "first_run", remembered)
+    says(home, f"port = {decoder.port}", 'model = "/m"')
+    monkeypatch.setattr(Decoder, "ours", True)
+    desk = free()
+    spin(lambda: desk.tray._told.snapshot is not None)
+    desk.open()
+    desk.line("Change the model…").trigger()
+    assert asked[0].path.text() == "/m"
+    asked[0].chosen.emit(Path("/another"))
+    asked[0].close()
+    assert calls == ["restart"]
 
 
 def test_one_that_is_asked_to_end_is_in_no_trouble(
