@@ -194,8 +194,9 @@ def offer(cache_dir: Path | None = None) -> Offer:
         return Offer(made=True)
     if lacking := halves.missing("both"):
         return Offer(
-            lacking="Making it here needs both halves of Baton; "
-            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed."
+            lacking="Making it here needs both halves; "
+            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not installed. "
+            f"They come with: {halves.install_command('both')}"
         )
     return Offer(bytes_here=demo_fetch.bytes_here(cache_dir))
 

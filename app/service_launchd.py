@@ -37,7 +37,8 @@ LOCAL_NETWORK: Final = (
     "macOS 15 and later may deny the local network to a Python that launchd started, without "
     "asking and without a word: `baton doctor` tells. Allow it in System Settings, Privacy & "
     "Security, Local Network if it is listed there; if not, remove the service and run "
-    "`{command}` in Terminal, which has the permission"
+    "`{command}` in Terminal, which has the permission; Baton.app, which `baton app --install` "
+    "makes, is asked about and may start a decoder instead"
 )
 
 _LOOK_S: Final = 0.25
