@@ -33,6 +33,9 @@ MOST_PAGES: Final = 16
 MOST_MANAGING: Final = 4
 """Further ones, for sessions that may manage: nobody else's pages keep them out."""
 
+_OTHERS: Final = ("cross-site", "same-site")
+"""What Sec-Fetch-Site says of a page that is not ours: another port is the same site."""
+
 _HERE: Final = "This is a page of Baton's dashboard: open it in a browser.\n"
 
 
@@ -78,11 +81,18 @@ class Dashboard:
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         asks = scope["path"] in addresses.PAGES
-        if asks and (scope["method"] == "HEAD" or not takes_html(_accepted(scope))):
+        site = _said(scope, "sec-fetch-site")
+        if site in _OTHERS and not _is_led_here(scope):
+            await self._refuse_others(scope, receive, send)
+            return
+        if asks and (scope["method"] == "HEAD" or not takes_html(_all(scope, "accept"))):
             # Somebody who looks whether it answers: a page is held for those who look at it.
             await PlainTextResponse(_HERE, headers={"cache-control": "no-store"})(
                 scope, receive, send
             )
+            return
+        if asks and site == "cross-site":
+            await _onward(scope["path"])(scope, receive, send)
             return
         try:
             pages = await self._started()
@@ -98,6 +108,9 @@ class Dashboard:
         if not scope["path"].startswith(addresses.SOCKET):
             missing = RequestError("there is nothing at this address", reason="route_not_found")
             await refuse(missing, scope, receive, send)
+            return
+        if _said(scope, "sec-fetch-site") in _OTHERS:
+            await self._refuse_others(scope, receive, send)
             return
         may_manage = self._facing.sessions.may_manage(scope.get(Sessions.SCOPE))
         if self._connections >= MOST_PAGES + (MOST_MANAGING if may_manage else 0):
@@ -115,6 +128,13 @@ class Dashboard:
             await refuse(error, scope, receive, send)
         finally:
             self._connections -= 1
+
+    async def _refuse_others(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wrong = RequestError(
+            "pages of another origin show nothing of this one", reason="origin_not_allowed"
+        )
+        self._facing.refusals.count(wrong.reason)
+        await refuse(wrong, scope, receive, send)
 
     async def _started(self) -> ASGIApp:
         """NiceGUI with the pages. Raises ``ConfigError`` (``dashboard_not_installed``),
@@ -152,8 +172,29 @@ def _failed(starting: asyncio.Task[ASGIApp]) -> bool:
     return starting.done() and (starting.cancelled() or starting.exception() is not None)
 
 
-def _accepted(scope: Scope) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
+def _all(scope: Scope, header: str) -> list[str]:
+    name = header.encode()
+    return [value.decode("latin-1") for found, value in scope["headers"] if found == name]
+
+
+def _said(scope: Scope, header: str) -> str:
+    return ", ".join(_all(scope, header))
+
+
+def _is_led_here(scope: Scope) -> bool:
+    """Whether a browser goes here with a whole window, as by a link: not for an image or a frame,
+    which are asked for without an Origin.
+    """
+    modes = (_said(scope, "sec-fetch-mode"), _said(scope, "sec-fetch-dest"))
+    return modes == ("navigate", "document")
+
+
+def _onward(path: str) -> Response:
+    """Leads to a page of ours. With a navigation that another site began a browser sends no strict
+    cookie, and would with the connection of the page: those would not be of one session.
+    """
+    body = plain.page("Dashboard", f'<p><a href="{path}">Go on</a></p>', path)
+    return Response(body, headers=plain.HEADERS)
 
 
 def _apology(error: BatonError) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from mac_decoder.api.errors import error_response
 from mac_decoder.api.face import MOST_HEARD_BYTES, Facing
@@ -34,6 +34,7 @@ from nicegui import Client, app, core, ui
 from nicegui.client import templates
 
 from app.dashboard import addresses, pages
+from app.dashboard.belonging import Belonging
 from app.dashboard.mount import MOST_MANAGING
 from app.dashboard.sealed import Marked
 
@@ -79,6 +80,8 @@ def build(facing: Facing) -> Built:
     # Both have loggers of their own, with handlers, for what clients send.
     for server in (core.sio, engine):
         server.logger.disabled = True
+    belonging = Belonging(facing.refusals)
+    belonging.watch()
     # NiceGUI's own answer is a page, which nobody goes on with and no bound counts.
     app.add_exception_handler(404, _missing)
     app.add_static_files(addresses.ASSETS, Path(__file__).parent / "assets")
@@ -98,15 +101,20 @@ def build(facing: Facing) -> Built:
         tailwind=False,
         show_welcome_message=False,
     )
-    return Built(Bounded(around, facing))
+    return Built(Bounded(around, facing, belonging.refusal))
 
 
 class Bounded:
-    """Makes no more pages than memory is for."""
+    """Makes no more pages than memory is for, and goes on with no connection but for those whose
+    it is: ``refusal`` says why not.
+    """
 
-    def __init__(self, app: ASGIApp, facing: Facing) -> None:
+    def __init__(
+        self, app: ASGIApp, facing: Facing, refusal: Callable[[Scope], RequestError | None]
+    ) -> None:
         self._app = app
         self._facing = facing
+        self._refusal = refusal
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         makes_one = scope["type"] == "http" and scope["path"] in addresses.PAGES
@@ -115,6 +123,11 @@ class Bounded:
             self._facing.refusals.count(busy.reason)
             await refuse(busy, scope, receive, send)
             return
+        if scope["path"].startswith(addresses.SOCKET):
+            wrong = self._refusal(scope)
+            if wrong is not None:
+                await refuse(wrong, scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
     def _has_room(self, may_manage: bool) -> bool:

@@ -23,6 +23,7 @@ REASONS: Final[tuple[str, ...]] = (
     "too_many_requests",
     "too_many_streams",
     "too_many_pages",
+    "page_of_another_session",
     "login_refused",
     "head_timeout",
     "connection_limit",

@@ -77,6 +77,7 @@ STATUS_BY_REASON: Mapping[str, int] = {
     "request_too_large": 413,
     "host_not_allowed": 403,
     "origin_not_allowed": 403,
+    "page_of_another_session": 403,
     **dict.fromkeys(PRODUCER_AWAY, 503),
 }
 """Reasons with a status of their own, whatever the error's type."""

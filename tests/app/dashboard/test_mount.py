@@ -17,6 +17,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from app.dashboard.addresses import PAGES
 from app.dashboard.mount import MOST_PAGES
 from mac_decoder.api.once import Once
 from tests.e2e.running import until
@@ -185,6 +186,153 @@ def test_where_keys_are_demanded_there_is_no_page_without_a_login(decoder, tmp_p
         assert end_of(opened, 5) == 1008
     for secret in (token, cookie.partition("=")[2], KEY):
         assert secret not in running.log
+
+
+def logged_in(running: Decoder, state: Path) -> dict[str, str]:
+    """The cookie of a browser of this user's."""
+    token = Once(state, int(running.url.rpartition(":")[2])).leave()
+    entered = page(running, f"/login?once={token}")
+    return {"cookie": entered.headers["set-cookie"].partition(";")[0]}
+
+
+def refused(running: Decoder, reason: str) -> int:
+    return running.get("/status").json()["door"]["refused"].get(reason, 0)
+
+
+def client_of(shown: httpx.Response) -> str:
+    return query_of(shown).partition("client_id=")[2].partition("&")[0]
+
+
+def test_a_connection_belongs_to_the_session_of_its_page(decoder, tmp_path: Path) -> None:
+    running = decoder()
+    mine, other = (logged_in(running, tmp_path / "decoder") for _ in range(2))
+    wrong = ((mine, {}), (mine, other), ({}, mine))
+    for count, (of_the_page, given) in enumerate(wrong, start=1):
+        shown = page(running, **of_the_page)
+        with socket_of(running, shown, **given) as opened:
+            told = greeted(opened)
+        assert told.startswith("44")  # refused: the browser then loads the page
+        assert "handshake" in json.loads(told[2:])["message"]
+        assert refused(running, "page_of_another_session") == count
+        # Nothing of the page has gone with it.
+        with socket_of(running, shown, **of_the_page) as opened:
+            assert greeted(opened).startswith("40{")
+    assert "Traceback" not in running.log
+
+
+def test_so_does_one_that_polls_and_every_request_of_it(decoder, tmp_path: Path) -> None:
+    running = decoder()
+    mine = logged_in(running, tmp_path / "decoder")
+    asked = query_of(page(running, **mine)).replace("websocket", "polling")
+    url = f"{running.url}/_nicegui_ws/socket.io/?{asked}"
+    opened = httpx.get(url)
+    foreign = f"{url}&sid={json.loads(opened.text[1:])['sid']}"
+    httpx.post(foreign, content="40")
+    assert httpx.get(foreign).text.startswith("44")
+    assert refused(running, "page_of_another_session") == 1
+    opened = httpx.get(url, headers=mine)
+    url += f"&sid={json.loads(opened.text[1:])['sid']}"
+    for method in ("GET", "POST"):
+        taken = httpx.request(method, url, content="40" if method == "POST" else None)
+        told = (taken.status_code, taken.json()["error"]["code"])
+        assert told == (403, "page_of_another_session")
+    upgrade = url.replace("http", "ws", 1).replace("polling", "websocket")
+    with pytest.raises(InvalidStatus) as caught:
+        connect(upgrade, proxy=None)
+    assert caught.value.response.status_code == 403
+    assert refused(running, "page_of_another_session") == 4
+    assert httpx.post(url, headers=mine, content="40").text == "OK"
+    assert httpx.get(url, headers=mine).text.startswith("40{")
+
+
+def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> None:
+    """Whatever address a message names: the identifier of a page is no right to it."""
+    running = decoder()
+    mine = logged_in(running, tmp_path / "decoder")
+    theirs = client_of(page(running, **mine))
+    with socket_of(running, page(running)) as opened:
+        assert greeted(opened).startswith("40{")
+        for number, (name, more) in enumerate(
+            {
+                "event": {"id": 5, "listener_id": "x", "args": ['{"do":"shown"}']},
+                "javascript_response": {"request_id": "x", "result": 1},
+                "ack": {"next_message_id": 1},
+                "log": {"level": "error", "message": "x"},
+                "handshake": {"tab_id": "t", "document_id": "d", "next_message_id": 0},
+            }.items(),
+            start=1,
+        ):
+            opened.send(f"42{json.dumps([name, {'client_id': theirs, **more}])}")
+            until(lambda n=number: refused(running, "page_of_another_session") == n, 10)
+        for strange in ("42" + json.dumps(["event", one]) for one in (None, 7, [], {}, "x")):
+            opened.send(strange)
+        # It goes on as before.
+        opened.send("42" + json.dumps(["ack", {"client_id": "none", "next_message_id": 1}]))
+        time.sleep(0.3)
+        assert refused(running, "page_of_another_session") == 5
+    # The page is as good as before.
+    assert "Traceback" not in running.log
+
+
+IMAGE = {
+    "accept": "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8",
+    "sec-fetch-site": "cross-site",
+    "sec-fetch-mode": "no-cors",
+    "sec-fetch-dest": "image",
+    "referer": "http://evil.example/",
+}
+
+
+@pytest.mark.parametrize("knows_metadata", [True, False])
+def test_images_of_another_sites_page_make_no_page_here(decoder, *, knows_metadata: bool) -> None:
+    """They come without an Origin, so only what a browser says of their use tells them."""
+    running = decoder()
+    sent = {k: v for k, v in IMAGE.items() if knows_metadata or not k.startswith("sec-")}
+    paths = sorted(PAGES)
+    if knows_metadata:
+        paths += ["/favicon.ico", "/assets/baton.css", "/_nicegui/x.js"]
+        paths += ["/_nicegui_ws/socket.io/?EIO=4&transport=polling"]
+
+    def flood() -> None:
+        with httpx.Client(headers=sent) as client:
+            for number in range(70):
+                answer = client.get(running.url + paths[number % len(paths)])
+                assert answer.status_code == (403 if knows_metadata else 200)
+
+    flood()
+    # NiceGUI is not even imported: there is no page of it, nor anything that could be one.
+    assert "the dashboard is up" not in running.log
+    with socket_of(running, page(running)) as first:
+        assert greeted(first).startswith("40{")
+        flood()
+        with ExitStack() as stack:
+            for _ in range(MOST_PAGES - 1):
+                opened = stack.enter_context(socket_of(running, page(running)))
+                assert greeted(opened).startswith("40{")
+    assert refused(running, "too_many_pages") == 0
+    assert refused(running, "origin_not_allowed") == (140 if knows_metadata else 0)
+
+
+@pytest.mark.parametrize("dest", ["iframe", "embed", "object", "frame", "empty"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_nor_do_frames_of_it(running: Decoder, dest: str, site: str) -> None:
+    """A page of ours is shown in no frame: it would be made for nothing."""
+    framed = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": dest}
+    told = page(running, **framed)
+    assert (told.status_code, told.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+def test_a_link_of_another_site_leads_here_by_a_page_of_ours(running: Decoder) -> None:
+    """A browser sends no strict cookie with such a navigation, and does with the next."""
+    led = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    led |= {"sec-fetch-dest": "document", "sec-fetch-user": "?1"}
+    shown = page(running, "/requests", **led)
+    assert shown.status_code == 200
+    assert 'content="0; url=/requests"' in shown.text
+    assert "client_id" not in shown.text
+    assert shown.headers["cache-control"] == "no-store"
+    for site in ("none", "same-origin", "same-site"):
+        assert "client_id" in page(running, "/requests", **{**led, "sec-fetch-site": site}).text
 
 
 def end_of(opened: ClientConnection, within_s: float) -> int | None:

@@ -54,7 +54,8 @@ def bounded(held: Held) -> Bounded:
         held.make(scope[Sessions.SCOPE])
 
     sessions = SimpleNamespace(may_manage=lambda session: session == "manages")
-    return Bounded(make, cast(Any, SimpleNamespace(sessions=sessions, refusals=Refusals())))
+    facing = cast(Any, SimpleNamespace(sessions=sessions, refusals=Refusals()))
+    return Bounded(make, facing, lambda _: None)
 
 
 async def refused(bounded: Bounded, session: object) -> bool:
