@@ -33,8 +33,8 @@ def run(given: Given, *, attach_only: bool, trace: Path | None = None) -> int:
     Raises ``ConfigError``: ``no_display``, ``no_tray``, ``app_running``, and what the settings
     are wrong with.
     """
-    desktop.require_display()
     given.place()  # what is wrong with the settings is told now, where somebody reads it
+    desktop.require_display()
     with alone(user_state_path("baton", appauthor=False)):
         desktop.before_qt()
         # Qt's own arguments are not this command's.
