@@ -40,6 +40,10 @@ MEANINGS: Final[Mapping[str, str]] = {
         "Before a producer is used, and once a day, the same tokens are computed on both "
         "machines, and the rows that come out are compared."
     ),
+    "qualifying": "Connected, and compared with this machine before anything is asked of it.",
+    "unfit": "Connected, but its rows differ from this machine's: nothing is asked of it.",
+    "down": "It cannot be reached, which is tried again and again.",
+    "refused": "Reached, but of another release, model or key.",
     "largest difference": "Between a row of the producer and the same row computed here.",
     "moving average": "What was measured last counts most. By it is chosen who prefills.",
     "identity": (
@@ -94,7 +98,7 @@ WORDS: Final[Mapping[Page, tuple[str, ...]]] = {
     ),
     "nodes": (
         *("producer", "prefill", "handoff", "moving average", "tile"),
-        *("comparison", "row", "largest difference"),
+        *("comparison", "qualifying", "unfit", "down", "refused", "row", "largest difference"),
     ),
     "try": (
         *("token", "prefill", "producer", "cache", "reuse"),

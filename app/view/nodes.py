@@ -9,7 +9,8 @@ from typing import Final
 from app.view import facts, words
 from app.view.facts import Badge, Fact, Tone
 from app.view.reasons import meaning
-from protocol.status.snapshot import Node, Qualified, Snapshot
+from protocol.reasons import WITHOUT_MODEL
+from protocol.status.snapshot import Node, Snapshot
 
 TONES: Final[Mapping[str, Tone]] = {
     "off": "plain",
@@ -21,13 +22,19 @@ TONES: Final[Mapping[str, Tone]] = {
     "refused": "bad",
 }
 
+_LACKS: Final[Mapping[str, str]] = {
+    WITHOUT_MODEL: "It has no model, and is not used until it has this machine's.",
+    "identity_differs": "It serves another model, and is not used until it has this machine's.",
+}
+
 NO_PRODUCER: Final = "No producer: every prompt is prefilled here"
 
 
 @dataclass(frozen=True)
 class Producer:
     """One producer. ``name`` is its address, ``called`` what people call it; ``line`` says all
-    of it shortly.
+    of it shortly. ``lacks`` says that it has not this machine's model, which has to be sent;
+    empty where that is not so, or not known.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Producer:
     state: Badge
     line: str
     detail: str
+    lacks: str
     facts: tuple[Fact, ...]
     qualified: tuple[Fact, ...]
     failures: tuple[Fact, ...]
@@ -51,7 +59,8 @@ def producers(snapshot: Snapshot, now: float) -> tuple[Producer, ...]:
 def line(node: Node) -> str:
     """``gb10: ready, 2,100 tokens/s, 1.2 GB/s``, or what is wrong with it."""
     if node.state != "ready":
-        return f"{node.called}: {node.state}{f' ({node.reason})' if node.reason else ''}"
+        why = node.reason if node.reason != f"producer_{node.state}" else ""
+        return f"{node.called}: {node.state}{f' ({why})' if why else ''}"
     rates = (
         words.figure(node.compute_tokens_per_s, "tokens/s"),
         words.figure_bytes(node.wire_bytes_per_s, "/s"),
@@ -68,6 +77,7 @@ def _producer(node: Node, path: str, now: float) -> Producer:
         Badge(node.state, TONES[node.state], node.reason),
         line(node),
         node.detail or meaning(node.reason),
+        _LACKS.get(node.reason, "") if node.state in ("down", "refused") else "",
         (
             facts.number(
                 "prefill",
@@ -100,7 +110,7 @@ def _producer(node: Node, path: str, now: float) -> Producer:
             facts.count("gone on from lost connections", node.resumed, f"{path}.resumed"),
             facts.count("attempts to connect", node.attempts, f"{path}.attempts", note="in a row"),
         ),
-        _qualified(node.qualified, f"{path}.qualified", now),
+        _qualified(node, f"{path}.qualified", now),
         tuple(
             facts.count(name, value, f"{path}.failures.{name}", note=meaning(name))
             for name, value in node.failures.items()
@@ -108,9 +118,12 @@ def _producer(node: Node, path: str, now: float) -> Producer:
     )
 
 
-def _qualified(found: Qualified | None, path: str, now: float) -> tuple[Fact, ...]:
+def _qualified(node: Node, path: str, now: float) -> tuple[Fact, ...]:
+    found = node.qualified
     if found is None:
-        return (facts.text("compared", "never", term="comparison"),)
+        # What was found before is forgotten when it is compared anew.
+        told = "under way" if node.state == "qualifying" else None
+        return (facts.text("compared", told, term="comparison"),)
     return (
         facts.text("compared", words.ago(found.at, now), term="comparison"),
         facts.text(

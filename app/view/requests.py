@@ -126,7 +126,8 @@ def sentence(request: InHand, nodes: Nodes) -> str:
         return f"{stage}, {_progress(request)}"
     if request.stage == "decoding":
         speed = words.figure(request.tokens_per_s, "tokens/s")
-        return f"decoding, {words.counted(request.generated_tokens, 'token')}, {speed}"
+        told = [stage, words.counted(request.generated_tokens, "token"), speed]
+        return ", ".join(part for part in told if part != words.DASH)
     return f"{stage}, {words.counted(request.prompt_tokens, 'token')}"
 
 

@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app.dashboard_login import open_logged_in
+from app.view.glossary import MEANINGS
 from mac_decoder.config import DecoderConfig
 from protocol.status.snapshot import Durable, Snapshot
 from tests.app.view.test_pages import at
@@ -273,6 +274,30 @@ def _tab_to(page: Page, name: str) -> None:
             assert seen[2] != "none" or seen[3] != "none"
             return
     raise AssertionError(f"{name} is not reached")
+
+
+def test_a_word_is_explained_to_the_keyboard_and_to_whoever_listens(
+    site: Site, looking: Visit
+) -> None:
+    page = looking.open("/cache")
+    word = page.locator(".term", has_text="blocks").first
+    shown = "e => getComputedStyle(e, '::after').visibility"
+    assert word.evaluate(shown) == "hidden"
+    word.focus()
+    assert word.evaluate(shown) == "visible"
+    # Listening is to the tree that the browser makes, also where the list is folded away.
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    told = {
+        node["name"]["value"]: node.get("description", {}).get("value")
+        for node in tree
+        if node["role"]["value"] == "term" and node.get("name", {}).get("value")
+    }
+    assert told["blocks"] == MEANINGS["block"]
+    page.keyboard.press("Escape")
+    assert word.evaluate(shown) == "hidden"
+    page.get_by_text("Words on this page").click()
+    expect(page.locator(".words dd", has_text=MEANINGS["block"])).to_be_visible()
+    quiet(looking)
 
 
 def test_without_a_login_nothing_can_be_changed(site: Site, looking: Visit) -> None:

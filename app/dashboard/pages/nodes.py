@@ -60,11 +60,10 @@ class _Serving:
 
 @dataclass(frozen=True)
 class _Known:
-    """A paired producer, and what is on record of it; what it serves, where that was asked."""
+    """A paired producer, and what is on record of it."""
 
     peer: Peer
     past: History | None
-    serving: _Serving | None = None
 
 
 @dataclass(frozen=True)
@@ -306,25 +305,9 @@ class NodesPage:
 
     async def _read_registry(self) -> None:
         try:
-            known = await asyncio.to_thread(_on_record, self._open_registry)
+            self._known = await asyncio.to_thread(_on_record, self._open_registry)
         except BatonError as error:
             log.info("the registry of producers was not read (%s)", error.reason)
-            return
-        self._known = known
-        # One that has no model answers no link: only it can tell that from one that is gone.
-        nodes = self._nodes.producers if self._nodes is not None else ()
-        asked = [one.name for one in nodes if one.state in _UNREACHED and one.name in known]
-        said = await asyncio.gather(
-            *(asyncio.to_thread(_described, known[name].peer) for name in asked)
-        )
-        serving = {
-            name: _serves(found, self._identity)
-            for name, found in zip(asked, said, strict=True)
-            if not isinstance(found, BatonError)
-        }
-        self._known = {
-            name: replace(one, serving=serving.get(name)) for name, one in self._known.items()
-        }
 
     def _rows(self, found: tuple[Producer, ...], seen: Seen) -> Rows:
         if not found:
@@ -335,9 +318,8 @@ class NodesPage:
     def _node(self, one: Producer, may_manage: bool) -> Html:
         known = self._known.get(one.name)
         lacks = NOTHING
-        unreached = one.state.text in _UNREACHED  # else what it said is of before
-        if unreached and known is not None and known.serving is not None and known.serving.lacks:
-            lacks = _lacks(known.serving, self._sends(known.peer))
+        if known is not None and one.lacks:
+            lacks = _lacks(one.lacks, self._sends(known.peer))
         return _node(one, known, may_manage, lacks)
 
 
@@ -367,10 +349,10 @@ def _serves(found: Description | BatonError, ours: Identity | None) -> _Serving:
     return _Serving(f"It serves {model}, and is compared with this machine now.")
 
 
-def _lacks(serving: _Serving, command: Html) -> Html:
+def _lacks(text: str, command: Html) -> Html:
     return tag(
         "div",
-        tag("p", f"{serving.text} To send it, in a terminal here:"),
+        tag("p", f"{text} To send it, in a terminal here:"),
         tag("p", command),
         class_="callout",
     )
@@ -387,7 +369,7 @@ def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:
 def _told(nodes: Nodes) -> object:
     """What changes when something else may be on record."""
     return tuple(
-        (one.name, one.state, one.qualified.at if one.qualified is not None else None)
+        (one.name, one.qualified.at if one.qualified is not None else None)
         for one in nodes.producers
     )
 

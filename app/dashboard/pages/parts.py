@@ -59,7 +59,7 @@ def term(text: str, word: str) -> Html:
     is told to whoever listens: the text stands in :func:`glossary`.
     """
     return tag(
-        "span",
+        "dfn",
         text,
         class_="term",
         tabindex="0",
@@ -70,17 +70,18 @@ def term(text: str, word: str) -> Html:
 
 def glossary(page: Page) -> Html:
     """Baton's own words that stand on a page, at its foot."""
+    words = listed(page)
+    rows = (tag("div", tag("dt", word), tag("dd", says), class_="fact") for word, says in words)
+    # What is folded away is told to nobody; what is hidden is where something refers to it.
+    told = (tag("span", says, id=_named(word)) for word, says in words)
     return tag(
-        "details",
-        tag("summary", tag("b", "Words on this page")),
+        "div",
         tag(
-            "dl",
-            *(
-                tag("div", tag("dt", word), tag("dd", meaning, id=_named(word)), class_="fact")
-                for word, meaning in listed(page)
-            ),
-            class_="facts wide",
+            "details",
+            tag("summary", tag("b", "Words on this page")),
+            tag("dl", *rows, class_="facts wide"),
         ),
+        tag("div", *told, hidden=True),
         class_="words",
     )
 

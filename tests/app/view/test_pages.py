@@ -224,6 +224,13 @@ def test_a_decoding_request_has_its_rate() -> None:
     )
 
 
+def test_a_first_token_has_no_rate_yet() -> None:
+    one = msgspec.structs.replace(
+        IN_HAND, stage="decoding", generated_tokens=1, tokens_per_s=UNAVAILABLE
+    )
+    assert headline(with_requests(IDLE, "decoding", one), HERE).text == "Decoding, 1 token"
+
+
 def test_several_requests_are_counted() -> None:
     found = headline(with_requests(IDLE, "decoding", IN_HAND, IN_HAND), HERE)
     assert found.text == "Decoding, 2 requests"
@@ -259,6 +266,16 @@ def test_a_producers_line() -> None:
         READY, compute_tokens_per_s=UNAVAILABLE, wire_bytes_per_s=UNAVAILABLE
     )
     assert line(unknown) == "gb10: ready"
+
+
+def test_a_producer_that_is_compared_anew_was_not_never_compared() -> None:
+    (one,) = producers(
+        with_node(IDLE, state="qualifying", reason="producer_qualifying", qualified=None), NOW
+    )
+    assert one.line == "gb10: qualifying"
+    assert [fact.text for fact in one.qualified] == ["under way"]
+    (one,) = producers(with_node(IDLE, state="down", reason="x", qualified=None), NOW)
+    assert [fact.text for fact in one.qualified] == [words.DASH]
 
 
 def test_savings_of_a_decoder_that_started_today_are_since_then() -> None:

@@ -132,42 +132,32 @@ async def test_what_a_new_producer_serves_is_asked_and_told(
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "says"),
+    ("state", "reason", "says"),
     [
-        (described("waiting", "", None), "down", "It has no model"),
-        (described("ready", "m", OTHER), "refused", "It serves another model (m)"),
-        (described("ready", "m", SAME), "down", ""),
-        (TransferError("no", reason="producer_down"), "down", ""),
-        # What it said is of before.
-        (described("waiting", "", None), "ready", ""),
+        ("down", "producer_without_model", "It has no model"),
+        ("refused", "identity_differs", "It serves another model"),
+        ("down", "connection_lost", ""),
+        ("ready", "", ""),
     ],
 )
 async def test_a_producer_that_lacks_the_model_says_what_to_do(
-    page: NodesPage,
-    monkeypatch: pytest.MonkeyPatch,
-    found: Description | TransferError,
-    state: LinkName,
-    says: str,
+    page: NodesPage, monkeypatch: pytest.MonkeyPatch, state: LinkName, reason: str, says: str
 ) -> None:
     peer = SimpleNamespace(name="the attic", address=Address("10.0.0.1", 7431), record=None)
-    down = with_node(IDLE, state="down" if state == "ready" else state)
-    name = down.nodes.producers[0].name
-    known = {name: nodes._Known(cast(Any, peer), None)}
-    monkeypatch.setattr(nodes, "_on_record", lambda _: known)
-    monkeypatch.setattr(nodes, "_described", lambda _: found)
-    decoder = msgspec.structs.replace(IDLE.decoder, identity=SAME, address="http://127.0.0.1:8123")
-    told = msgspec.structs.replace(down, decoder=decoder)
+    snapshot = with_node(IDLE, state=state, reason=reason)
+    name = snapshot.nodes.producers[0].name
+    monkeypatch.setattr(nodes, "_on_record", lambda _: {name: nodes._Known(cast(Any, peer), None)})
+    decoder = msgspec.structs.replace(IDLE.decoder, address="http://127.0.0.1:8123")
+    told = msgspec.structs.replace(snapshot, decoder=decoder)
     page.draw(seen(told))
     page.looked_at(Looking())
     async with asyncio.timeout(10):
         while page._reading is not None and not page._reading.done():
             await asyncio.sleep(0.01)
-    now = msgspec.structs.replace(told, nodes=with_node(IDLE, state=state).nodes)
-    drawn = page.draw(seen(now))["nodes"]
+    drawn = page.draw(seen(told))["nodes"]
     assert isinstance(drawn, Rows)
     shown = unescape(drawn.html[name])
-    command = "baton node send 'the attic' --state-dir"
-    assert (command in shown) == bool(says)
+    assert ("baton node send 'the attic' --state-dir" in shown) == bool(says)
     assert ("--url http://127.0.0.1:8123" in shown) == bool(says)
     assert says in shown
     page.close()

@@ -58,7 +58,7 @@ def test_a_word_of_batons_own_is_explained_where_it_stands_and_to_whoever_listen
     assert 'tabindex="0"' in made
     assert MEANINGS["cut"] in made
     (named,) = re.findall(r'aria-describedby="([^"]+)"', made)
-    assert f'<dd id="{named}">{MEANINGS["cut"]}</dd>' in parts.glossary("cache")
+    assert f'<span id="{named}">{MEANINGS["cut"]}</span>' in parts.glossary("cache")
 
 
 def test_a_part_of_no_length_is_not_drawn() -> None:
@@ -69,6 +69,6 @@ def test_a_part_of_no_length_is_not_drawn() -> None:
 
 def test_a_meter_has_a_name_and_a_value() -> None:
     made = parts.meter(Meter("disk", "3 of 4", 0.75), parts.term("Cap", "cap accounting"))
-    assert ">Cap</span></h3>" in made
+    assert ">Cap</dfn></h3>" in made
     assert 'aria-valuenow="75"' in made
     assert 'role="meter"' not in parts.meter(Meter("live", "2 sequences", None))
