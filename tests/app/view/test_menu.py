@@ -109,9 +109,9 @@ def test_the_model_can_be_changed_where_it_would_be_served(
 
 
 def test_a_stale_snapshot_is_not_shown_once_the_connection_is_gone() -> None:
-    found = menu(IDLE, Standing("restarting", URL, "signal SIGABRT"), Around(), NOW)
+    found = menu(IDLE, Standing("restarting", URL, "engine_fault"), Around(), NOW)
     assert not any("Hit rate" in text for text in texts(found))
-    assert texts(found)[0] == "The decoder starts again after a fault (signal SIGABRT)"
+    assert texts(found)[0] == "The decoder starts again after a fault (engine_fault)"
 
 
 @few

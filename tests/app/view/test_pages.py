@@ -240,7 +240,7 @@ def test_several_requests_are_counted() -> None:
     ("state", "reason", "text", "tone"),
     [
         ("absent", "", "No decoder runs", "plain"),
-        ("latched", "signal SIGABRT", "is not started again (signal SIGABRT)", "bad"),
+        ("latched", "engine_fault", "is not started again (engine_fault)", "bad"),
         ("key_needed", "", "asks for an API key", "bad"),
     ],
 )
