@@ -20,7 +20,7 @@ _PICTURES: Final[dict[Doing, Picture]] = {
     "prefilling_there": "prefilling_there",
     "decoding": "decoding",
     # Nobody waits for it.
-    "comparing": "idle",
+    "qualifying": "idle",
     "trouble": "trouble",
 }
 

@@ -22,7 +22,7 @@ _DOING: Final[dict[Doing, tuple[str, Tone]]] = {
     "prefilling_here": ("Prefilling here", "busy"),
     "prefilling_there": ("Prefilling there", "busy"),
     "decoding": ("Decoding", "good"),
-    "comparing": ("Comparing", "busy"),
+    "qualifying": ("Qualifying", "busy"),
     "trouble": ("Trouble", "bad"),
 }
 
@@ -43,10 +43,10 @@ def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
     text, tone = _DOING[engine.doing]
     if engine.doing == "trouble":
         return Headline(f"{text}: {engine.fault or 'not ready'}", tone)
-    if engine.doing == "comparing":
-        text = f"Comparing {_compared(snapshot.nodes)} with this machine"
+    if engine.doing == "qualifying":
+        text = f"Qualifying {_qualified(snapshot.nodes)}: comparing it with this machine"
     one = snapshot.requests.in_hand
-    if len(one) == 1 and engine.doing not in ("loading", "idle", "comparing"):
+    if len(one) == 1 and engine.doing not in ("loading", "idle", "qualifying"):
         told = request_sentence(one[0], snapshot.nodes)
         return Headline(told[0].upper() + told[1:], tone)
     if one:
@@ -54,8 +54,8 @@ def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
     return Headline(text, tone)
 
 
-def _compared(nodes: Nodes) -> str:
-    """Who is compared, where only one can be meant."""
+def _qualified(nodes: Nodes) -> str:
+    """Who is qualified, where only one can be meant."""
     several = [node.called for node in nodes.producers]
     asked = [node.called for node in nodes.producers if node.state == "qualifying"]
     found = asked or several

@@ -503,7 +503,7 @@ class Worker:
         stages = Counter(self.stages.values())
         self.snapshot = {
             "requests": {stage.value: stages.get(stage.value, 0) for stage in Stage},
-            "comparing": len(self._requests) - len(self.stages),
+            "qualifying": len(self._requests) - len(self.stages),
             "groups": self._groups.sizes,
             "cache_bytes_reserved": self._reserved,
             "cache_bytes_limit": self.limits.cache_bytes,

@@ -44,7 +44,7 @@ def engine(told: Mapping[str, Any], *, loaded: bool) -> Engine:
     stages: Mapping[str, int] = told.get("requests", {})
     rates: Mapping[str, float] = told.get("rates", {})
     return Engine(
-        doing=_doing(stages, told.get("comparing", 0), ready=ready, troubled=troubled),
+        doing=_doing(stages, told.get("qualifying", 0), ready=ready, troubled=troubled),
         ready=ready,
         fault=fault,
         open=told.get("open", 0),
@@ -112,7 +112,7 @@ def door(
     )
 
 
-def _doing(stages: Mapping[str, int], comparing: int, *, ready: bool, troubled: bool) -> Doing:
+def _doing(stages: Mapping[str, int], qualifying: int, *, ready: bool, troubled: bool) -> Doing:
     if troubled:
         return "trouble"
     if not ready:
@@ -120,7 +120,7 @@ def _doing(stages: Mapping[str, int], comparing: int, *, ready: bool, troubled: 
     for stage, doing in _DOING:
         if stages.get(stage):
             return doing
-    return "comparing" if comparing else "idle"
+    return "qualifying" if qualifying else "idle"
 
 
 def _node(link: Mapping[str, Any], asked: Mapping[str, Any]) -> Node:

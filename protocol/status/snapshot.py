@@ -32,11 +32,11 @@ Doing = Literal[
     "prefilling_here",
     "prefilling_there",
     "decoding",
-    "comparing",
+    "qualifying",
     "trouble",
 ]
 """What the engine does now. Of several things the one that others wait for: trouble, then
-prefilling there, here, restoring, decoding. ``comparing``: nobody's request, but a producer's
+prefilling there, here, restoring, decoding. ``qualifying``: nobody's request, but a producer's
 rows are compared with its own."""
 
 AskedFromBy = Literal["set", "rates", "first_guess"]

@@ -120,17 +120,22 @@ def test_a_phase_that_took_no_time_is_in_no_bar() -> None:
     ] == ["reading"]
 
 
-def test_a_comparison_is_nobodys_request_and_says_what_it_is() -> None:
-    one = with_engine(with_node(IDLE, state="qualifying"), doing="comparing")
-    assert headline(one, HERE).text == "Comparing gb10 with this machine"
+def test_a_qualification_is_nobodys_request_and_says_what_it_is() -> None:
+    one = with_engine(with_node(IDLE, state="qualifying"), doing="qualifying")
+    assert headline(one, HERE).text == "Qualifying gb10: comparing it with this machine"
     assert icon(one, HERE).picture == "idle"
     other = msgspec.structs.replace(READY, name="wss://other:1", called="other")
     several = with_engine(
-        msgspec.structs.replace(IDLE, nodes=Nodes((READY, other))), doing="comparing"
+        msgspec.structs.replace(IDLE, nodes=Nodes((READY, other))), doing="qualifying"
     )
-    assert headline(several, HERE).text == "Comparing a producer with this machine"
-    answering = with_requests(one, "comparing", msgspec.structs.replace(IN_HAND, stage="answering"))
-    assert headline(answering, HERE).text == "Comparing gb10 with this machine, 1 request"
+    assert headline(several, HERE).text == "Qualifying a producer: comparing it with this machine"
+    answering = with_requests(
+        one, "qualifying", msgspec.structs.replace(IN_HAND, stage="answering")
+    )
+    assert (
+        headline(answering, HERE).text
+        == "Qualifying gb10: comparing it with this machine, 1 request"
+    )
 
 
 @pytest.mark.parametrize(

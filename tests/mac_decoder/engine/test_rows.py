@@ -46,7 +46,7 @@ def test_they_are_those_of_a_prefill(checkpoint: Checkpoints) -> None:
             assert held.finished.report.reused_tokens == 0
             assert engine.counters().get("cache_misses", 0) <= 2
             assert sum(engine.status()["requests"].values()) == 0
-            assert engine.status()["comparing"] == 0
+            assert engine.status()["qualifying"] == 0
             assert engine.status()["ended"] == {"length": 2}
 
     asyncio.run(main())
@@ -56,7 +56,7 @@ def test_whoever_leaves_is_not_computed_for(checkpoint: Checkpoints) -> None:
     async def main() -> None:
         async with running(checkpoint("llama"), SETTINGS) as engine:
             asked = asyncio.create_task(engine.rows(prompt(3000)))
-            await until(lambda: engine.status()["comparing"] == 1)
+            await until(lambda: engine.status()["qualifying"] == 1)
             assert sum(engine.status()["requests"].values()) == engine.status()["open"] == 0
             assert engine.stages() == {}
             asked.cancel()
@@ -65,7 +65,7 @@ def test_whoever_leaves_is_not_computed_for(checkpoint: Checkpoints) -> None:
             answer = await told(engine, ask(prompt(20), 3))
             assert len(answer.tokens) == 3
             await settled(engine)
-            assert engine.status()["comparing"] == 0
+            assert engine.status()["qualifying"] == 0
             assert engine.status()["ended"] == {"length": 1}
             assert engine._wanted == {}
 

@@ -63,8 +63,8 @@ def test_before_a_model_is_loaded_nothing_is_known() -> None:
         ({"prefill": 1, "remote": 1}, "prefilling_there"),
         ({"restore": 1, "decode": 1}, "restoring"),
         ({"lookup": 1}, "restoring"),
-        ({"comparing": 1}, "comparing"),
-        ({"comparing": 1, "decode": 1}, "decoding"),
+        ({"qualifying": 1}, "qualifying"),
+        ({"qualifying": 1, "decode": 1}, "decoding"),
     ],
 )
 def test_of_several_things_that_is_told_which_others_wait_for(
@@ -73,7 +73,7 @@ def test_of_several_things_that_is_told_which_others_wait_for(
     told = {
         "ready": True,
         "requests": stages(**counts),
-        "comparing": counts.get("comparing", 0),
+        "qualifying": counts.get("qualifying", 0),
     }
     assert sections.engine(told, loaded=True).doing == doing
 
