@@ -126,10 +126,15 @@ class Control:
         self._machine.data(len(piece), time.monotonic())
         try:
             self._socket.send_binary(piece, deadline)
-        except TransferError:
-            if (said := self._socket.last_word()) is not None:
-                self._machine.receive(said, time.monotonic())
+        except TransferError as error:
+            if error.reason == "connection_lost":
+                self._hear_why()
             raise
+
+    def _hear_why(self) -> None:
+        """Raise what the producer refused, if it had said so before the connection was lost."""
+        if (said := self._socket.last_word()) is not None:
+            self._machine.receive(said, time.monotonic())
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -104,8 +104,9 @@ class WebSocket:
         Whoever sends finds out first that nobody reads any more, and only here why.
         """
         with contextlib.suppress(OSError, EOFError, BatonError):
+            deadline = time.monotonic() + _CLOSE_S
             while not self._texts:
-                self._read(time.monotonic() + _CLOSE_S)
+                self._read(deadline)
         return self._texts.popleft() if self._texts else None
 
     def receive(self, deadline: float) -> bytes:

@@ -328,11 +328,22 @@ class Tray(QObject):
     def _model_was_chosen(self) -> None:
         """The settings name another model now: serve it."""
         self._look_around()
-        if self._told.standing.state == "absent":
-            self._start()
-        else:
+        if self._around.ours:
             self._decoder.restart()
             self._follower.try_now()
+        elif self._told.standing.state == "absent":
+            self._start()
+        else:
+            self._complain(
+                ConfigError(
+                    "the model is written down, and not served yet",
+                    reason="decoder_not_ours",
+                    field="model",
+                    found=self._told.standing.url,
+                    hint="the decoder there was not started by this app: end it where it was "
+                    "started, then choose Start the decoder",
+                )
+            )
 
     # -- settings
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from protocol.status.snapshot import VERSION
 from protocol.status.stream import Message
 
 _FIGURE: Final = [
@@ -28,7 +29,7 @@ def schema() -> dict[str, Any]:
         component["pattern"] = component["pattern"].replace(r"\A", "^").replace(r"\Z", "$")
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Baton: messages of /status/stream, version 1",
+        "title": f"Baton: messages of /status/stream, version {VERSION}",
     }
     return head | found
 

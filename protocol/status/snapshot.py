@@ -14,7 +14,8 @@ import msgspec
 from protocol.identity import Identity
 from protocol.status.figures import UNAVAILABLE, Count, Figure
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of the shape of these sections and of the messages with them: another shape, another one."""
 
 MOST_RECENT: Final = 200
 """How many finished requests are told of."""
@@ -321,7 +322,7 @@ class Door(_Section, frozen=True):
 class Snapshot(_Section, frozen=True):
     """A decoder at one moment. ``revision`` counts within its process; equal ones are equal."""
 
-    version: Literal[1]
+    version: Literal[2]
     revision: Count
     decoder: Decoder
     engine: Engine

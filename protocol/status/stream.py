@@ -21,6 +21,7 @@ from protocol.errors import PeerProtocolError
 from protocol.status.snapshot import (
     MOST_RECENT,
     SECTIONS,
+    VERSION,
     Cache,
     Decoder,
     Door,
@@ -46,7 +47,7 @@ class _Message(
 class Hello(_Message, frozen=True, tag="hello"):
     """The first message. ``process`` is that of the snapshot's ``decoder``."""
 
-    version: Literal[1]
+    version: Literal[2]
     process: str
     full_every_s: float
 
@@ -154,7 +155,7 @@ class _Versioned(msgspec.Struct):
 
 def _other_version(text: bytes | str) -> bool:
     try:
-        return msgspec.json.decode(text, type=_Versioned).version != 1
+        return msgspec.json.decode(text, type=_Versioned).version != VERSION
     except msgspec.MsgspecError:
         return False
 

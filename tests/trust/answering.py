@@ -67,6 +67,7 @@ class Answering:
         self.received = bytearray()
         self.serving: Serving = "now"
         self.raw: Callable[[ServerConnection], None] | None = None
+        self.connections: list[ServerConnection] = []
 
     def _answer(self, machine: ProducerControl, event: Event) -> None:
         now = time.monotonic()
@@ -93,6 +94,7 @@ class Answering:
             machine.kept("kept-model", self.serving, time.monotonic())
 
     def handle(self, connection: ServerConnection) -> None:
+        self.connections.append(connection)
         if self.raw is not None:
             self.raw(connection)
             return

@@ -24,6 +24,7 @@ from protocol.reasons import refusal
 from tests.protocol.control.joined import DESCRIPTION
 from tests.trust.answering import Answering, answering, records
 from trust import control as room
+from trust import websocket
 from trust.control import Control
 from trust.peers import Address
 from trust.tls import pinned, server_context
@@ -237,6 +238,29 @@ def test_a_machine_that_says_nothing(served, monkeypatch: pytest.MonkeyPatch) ->
     producer.answer = lambda machine, event: None
     with Control.open(address, THEIRS) as control:
         assert reason(control.describe) == "peer_silent"
+
+
+def test_a_last_word_is_not_waited_for_as_long_as_anything_comes(
+    served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, address = served
+    monkeypatch.setattr(websocket, "_CLOSE_S", 0.3)
+    over, pings = threading.Event(), 0
+
+    def pinging(connection: ServerConnection) -> None:
+        nonlocal pings
+        while not over.wait(0.01) and pings < 2000:
+            connection.ping()
+            pings += 1
+
+    with Control.open(address, THEIRS) as control:
+        (connection,) = producer.connections
+        thread = threading.Thread(target=pinging, args=[connection])
+        thread.start()
+        assert control._socket.last_word() is None
+        assert pings < 2000, "it listened until there was no ping any more"
+        over.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.sync.server import Server, ServerConnection, serve
 
-from protocol.status.snapshot import Snapshot
+from protocol.status.snapshot import VERSION, Snapshot
 from protocol.status.stream import Full, Hello, Message, diff, encode
 
 
@@ -38,7 +38,7 @@ class Fake:
         self._connections: list[tuple[ServerConnection, Queue[bytes | None]]] = []
         self._snapshot: Snapshot | None = None
         self._hello: bytes | None = encode(
-            Hello(at=0.0, version=1, process="ab", full_every_s=10.0)
+            Hello(at=0.0, version=VERSION, process="ab", full_every_s=10.0)
         )
         self._server: Server = serve(
             self._serve, "127.0.0.1", port, ssl=tls, process_request=self._let_in

@@ -209,8 +209,9 @@ def _faults(app: App, tray: Screen) -> None:
     """Something kills it whenever it starts: it gives up, and is started again by hand."""
 
     def has_given_up() -> bool:
-        for process in decoders(app)[0].children():
-            process.kill()
+        with suppress(psutil.NoSuchProcess):
+            for process in decoders(app)[0].children():
+                process.kill()
         return any("three times in a row" in line for line in app.lines())
 
     until(has_given_up, 60)

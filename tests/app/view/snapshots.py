@@ -8,6 +8,7 @@ import msgspec
 
 from protocol.status.figures import UNAVAILABLE, Figure
 from protocol.status.snapshot import (
+    VERSION,
     Cache,
     Decoder,
     Door,
@@ -107,7 +108,7 @@ READY = Node(
 )
 
 IDLE = Snapshot(
-    version=1,
+    version=VERSION,
     revision=7,
     decoder=Decoder(
         process="ab",

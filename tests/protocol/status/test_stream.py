@@ -100,7 +100,7 @@ def test_messages_travel(snapshot: Snapshot) -> None:
 
 
 def test_another_version_is_named_as_such() -> None:
-    told = json.loads(encode(HELLO)) | {"version": 2, "more": 1}
+    told = json.loads(encode(HELLO)) | {"version": VERSION + 1, "more": 1}
     with pytest.raises(PeerProtocolError) as caught:
         decode(json.dumps(told))
     assert caught.value.reason == "status_version_differs"
