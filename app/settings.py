@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 
 from platformdirs import user_config_path
 
-from app import plain_file
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
+from trust import plain_file
 
 Table = Literal["serve", "produce"]
 

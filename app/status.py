@@ -14,7 +14,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from app import plain_file
 from app.settings import DEFAULT_PORT
 from app.terminal import out, print_json
 from app.view.facts import Tone
@@ -22,6 +21,7 @@ from app.view.standing import known_code
 from app.view.summary import summary
 from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Snapshot
+from trust import plain_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

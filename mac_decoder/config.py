@@ -23,6 +23,7 @@ from mac_decoder.blas import AUTO, BUNDLED
 from protocol.addresses import can_be_a_host, is_loopback
 from protocol.errors import ConfigError
 from protocol.pairing import KEY_BYTES
+from trust import plain_file
 from trust.peers import Peers
 from trust.secrets import Choice, default_choice, secrets_of
 
@@ -416,49 +417,33 @@ def read_key(descriptor: int) -> bytes:
 
 def _read_api_keys(name: str) -> tuple[str, ...]:
     try:
-        # Without waiting: it may be a pipe that nobody writes to.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-        with open(os.open(name, flags), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(_MAX_KEYS_FILE_BYTES + 1) if stat.S_ISREG(mode) else None
-        text = "" if raw is None else raw.decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "the file of API keys cannot be read",
-            reason="api_keys_invalid",
-            field="api-keys-file",
-            found=name,
-        ) from error
-    if raw is None:
-        raise ConfigError(
-            "what is named as the file of API keys is no file",
-            reason="api_keys_invalid",
-            field="api-keys-file",
-            found=name,
-        )
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        found = plain_file.read(Path(name), _MAX_KEYS_FILE_BYTES)
+        text = found.content.decode("utf-8")
+    except OSError as error:
+        raise _no_api_keys(name, error.strerror or type(error).__name__) from error
+    except UnicodeDecodeError as error:
+        raise _no_api_keys(name, "it is not UTF-8") from error
+    except ValueError as error:
+        raise _no_api_keys(name, str(error)) from error
+    if found.mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             "the file of API keys is a secret, and other users may read it",
             reason="api_keys_exposed",
             field="api-keys-file",
-            found=f"mode {stat.S_IMODE(mode):04o}",
+            found=f"mode {stat.S_IMODE(found.mode):04o}",
             expected="mode 0600",
             hint=f"chmod 600 {name}",
         )
-    if len(raw) > _MAX_KEYS_FILE_BYTES:
-        raise ConfigError(
-            "the file of API keys is too long",
-            reason="api_keys_invalid",
-            field="api-keys-file",
-            found=f"more than {_MAX_KEYS_FILE_BYTES} bytes",
-            expected=f"at most {_MAX_KEYS_FILE_BYTES} bytes",
-        )
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys or any(len(key) < 16 or not key.isascii() for key in keys):
-        raise ConfigError(
-            "the file of API keys needs one key a line, each of 16 or more ASCII characters",
-            reason="api_keys_invalid",
-            field="api-keys-file",
-            found=name,
-        )
+        raise _no_api_keys(name, "it needs one key a line, each of 16 or more ASCII characters")
     return keys
+
+
+def _no_api_keys(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the file of API keys cannot be used: {why}",
+        reason="api_keys_invalid",
+        field="api-keys-file",
+        found=name,
+    )

@@ -14,13 +14,14 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from app import plain_file, settings
+from app import settings
 from app.service_arguments import value_of
 from app.status import DEFAULT_PORT, DEFAULT_URL, base_url, first_key
 from mac_decoder.api import tls
 from mac_decoder.config import DecoderConfig
 from protocol.addresses import is_loopback
 from protocol.errors import ConfigError
+from trust import plain_file
 
 _MOST_CERTIFICATES: Final = 1 << 20
 """Bytes of a file of them."""

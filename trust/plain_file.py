@@ -25,11 +25,16 @@ def read(path: Path, most: int) -> Read:
     """
     # Without waiting: it may be a pipe that nobody writes to.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    with open(os.open(path, flags), "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        # Before Python makes a file of it, which leaves a directory's descriptor open.
         if not stat.S_ISREG(mode):
             raise ValueError("it is no file")
-        content = file.read(most + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > most:
         raise ValueError(f"it has more than {most} bytes")
     return Read(content, mode)
