@@ -9,8 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from typing import Final
 
 from protocol.errors import BatonError, told
+
+
+FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Of a line of the log; who starts a decoder reads in it why one has ended."""
 
 
 def start_logging(level: str) -> None:
@@ -18,7 +23,7 @@ def start_logging(level: str) -> None:
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=FORMAT,
         force=True,
     )
     # uvicorn tells of its start and stop, which ours does better.

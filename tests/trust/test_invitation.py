@@ -382,7 +382,8 @@ sys.stdin.readline()
 
 
 def test_a_thousand_idle_connections_keep_nobody_out(tmp_path: Path) -> None:
-    with inviting(tmp_path / "state") as producer:
+    patience_s = 150.0
+    with inviting(tmp_path / "state", patience_s=patience_s) as producer:
         code = producer.invitation.open()
         idle = subprocess.Popen(
             [sys.executable, "-c", IDLE, str(producer.port)],
@@ -394,7 +395,7 @@ def test_a_thousand_idle_connections_keep_nobody_out(tmp_path: Path) -> None:
         assert idle.stdout.readline() == "idle\n"
         began = time.monotonic()
         producer.call(code)
-        assert time.monotonic() - began < room.PATIENCE_S, "it did not wait for their time to be up"
+        assert time.monotonic() - began < patience_s / 2, "it waited for their time to be up"
         assert len(producer.invitation._guests) <= 2 * GUESTS
         assert producer.invitation.refused["capacity_exceeded"] >= 1000 - 2 * GUESTS
         idle.communicate("\n", timeout=10.0)

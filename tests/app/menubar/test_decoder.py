@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from app.menubar import decoder as decoder_module
 from app.menubar.decoder import Decoder
 from app.menubar.logfile import LogFile, tail
 from app.service import Installed, manager_missing
+from mac_decoder.reporting import FORMAT
 from protocol.errors import BatonError
 from tests.e2e.running import until
 
@@ -267,12 +269,17 @@ def test_a_full_log_is_moved_aside_and_no_line_is_lost(tmp_path: Path) -> None:
 
 def test_last_words_are_what_says_why_it_ended(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "a.log")
+
+    def logged(level: int, name: str, message: str) -> str:
+        record = logging.LogRecord(name, level, "", 0, message, None, None)
+        return logging.Formatter(FORMAT).format(record) + "\n"
+
     lines = [
         "ready http://127.0.0.1:1\n",
-        '2026-01-02 03:04:05,678 INFO mac_decoder.api: {"event":"request"}\n',
-        "2026-01-02 03:04:05,678 WARNING mac_decoder.handoff.pool: not available\n",
+        logged(logging.INFO, "mac_decoder.api", '{"event":"request"}'),
+        logged(logging.WARNING, "mac_decoder.handoff.pool", "not available"),
         "baton serve: error: there is no model (model_missing)\n  → give one\n",
-        "2026-01-02 03:04:05,678 ERROR mac_decoder.supervisor: the process ended (exit 78)\n",
+        logged(logging.ERROR, "mac_decoder.supervisor", "the process ended (exit 78)"),
         f"{'a' * 5000}\n",
     ]
     for line in lines:
