@@ -13,7 +13,6 @@ from typing import Final
 
 from protocol.errors import BatonError, told
 
-
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Of a line of the log; who starts a decoder reads in it why one has ended."""
 

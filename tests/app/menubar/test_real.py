@@ -118,6 +118,23 @@ def ask(url: str, lane: str, tokens: int, text: str = LONG) -> threading.Thread:
     return thread
 
 
+@contextmanager
+def answering(url: str) -> Iterator[None]:
+    """A request that decodes for as long as somebody listens."""
+    body = {
+        "model": httpx.get(f"{url}/v1/models").json()["data"][0]["id"],
+        "prompt": list(range(3, 20)),
+        "max_tokens": 2000,
+        "logit_bias": {"5": 100},
+        "stream": True,
+        "baton": {"lane": "local", "reuse": False},
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        assert answer.status_code == 200
+        yield
+
+
+@pytest.mark.timeout(600)
 def test_a_day_of_the_app(tray: Screen, checkpoint, tmp_path: Path) -> None:
     model = checkpoint("llama")
     producer = Producer(model, tmp_path)
@@ -182,13 +199,11 @@ def _walk(app: App, tray: Screen, producer: Producer, url: str) -> None:
     asked.join()
     app.await_picture("idle")
 
-    with in_slow_motion(engine(app).pid):
-        asked = ask(url, "local", 200, "Hello")
+    with in_slow_motion(engine(app).pid), answering(url):
         app.await_picture("decoding")
         settle()
         tray.picture("decoding")
         open_menu(tray, "menu_decoding")
-    asked.join()
     app.await_picture("idle")
 
     producer.kill()
