@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -30,7 +30,7 @@ MOST_SHOWN: Final = 50
 MOST_SPANS: Final = 32
 
 _MARK: Final = 6
-"""Hexadecimal digits of a mark: so many that two of those that are shown are not alike."""
+"""Hexadecimal digits of a mark, where no other mark begins alike."""
 
 Held = Literal["live", "resident", "durable"]
 State = Publication | Literal["withheld", ""]
@@ -77,11 +77,11 @@ class Conversation:
     """A conversation as it is kept: its cuts, the deepest first.
 
     ``id`` is of what is kept of it now, and another one once it goes on; ``mark`` is for people,
-    short, and stays. ``made_at`` and ``used_at`` are of what is its own alone: a beginning that
-    others share says nothing of it. ``referenced_bytes`` are those of all files that it needs,
-    ``own_bytes`` of those that would go with it, the rest is ``shared_bytes`` with others. Memory
-    likewise. ``spans`` are the latest of how the deepest cut's rows were made; those of one
-    recipe that meet are one.
+    short, and stays as :class:`Marks` says. ``made_at`` and ``used_at`` are of what is its own
+    alone: a beginning that others share says nothing of it. ``referenced_bytes`` are those of all
+    files that it needs, ``own_bytes`` of those that would go with it, the rest is
+    ``shared_bytes`` with others. Memory likewise. ``spans`` are the latest of how the deepest
+    cut's rows were made; those of one recipe that meet are one.
     """
 
     id: str
@@ -126,35 +126,61 @@ class Chosen:
 
 
 class Marks:
-    """The marks of conversations: each keeps its own while it goes on, for as long as the
-    process lives. Any thread.
+    """The marks of conversations, of which no two that are shown have the same. Any thread.
+
+    A conversation keeps its own while it goes on, as long as a cut of it is kept that was its own
+    when it was shown. Where it forks, one branch keeps it, and others get marks of their own.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._lock = threading.Lock()
         self._known: dict[bytes, str] = {}
+        """Of cuts: the mark of the conversation whose own each was last."""
+        self._deepest: dict[str, bytes] = {}
+        """Of marks: the deepest cut of their conversation when it was last shown."""
 
-    def of(self, families: Sequence[Family]) -> list[str]:
-        """One for each of those that are shown; what is not is forgotten."""
+    def of(self, families: Sequence[Family], held: Collection[bytes]) -> list[str]:
+        """One for each of those that are shown. What is held of others keeps theirs."""
         with self._lock:
-            found = [self._of(family) for family in families]
-            self._known = {
-                name: mark
-                for family, mark in zip(families, found, strict=True)
-                for name in family.own
-            }
+            self._known = {name: mark for name, mark in self._known.items() if name in held}
+            marks = {*self._known.values()}
+            self._deepest = {mark: cut for mark, cut in self._deepest.items() if mark in marks}
+            found: list[str] = []
+            for family in families:
+                mark = self._kept(family, held) or self._made(family.cuts[0])
+                found.append(mark)
+                self._known |= dict.fromkeys(family.own, mark)
+                # None of the others is at this cut, so that none of them keeps the mark too.
+                self._deepest[mark] = family.cuts[0]
             return found
 
-    def _of(self, family: Family) -> str:
-        """That of the deepest cut which was its own before, and is."""
-        held = (name for name in family.cuts if name in family.own and name in self._known)
-        name = next(held, None)
-        return (
-            identified(self._secret, family.cuts[0])[:_MARK]
-            if name is None
-            else (self._known[name])
-        )
+    def forget(self, gone: Chosen) -> None:
+        """What stays for others when a conversation goes does not hand its mark on to them."""
+        with self._lock:
+            mark = self._known.get(gone.line[0], "")
+            for name in gone.line:
+                if name not in gone.cuts and self._known.get(name) == mark:
+                    del self._known[name]
+
+    def _kept(self, family: Family, held: Collection[bytes]) -> str:
+        """The mark that a conversation keeps, if any: it goes on from the deepest cut that was
+        shown with the mark, or that is gone and it alone has another one. Whoever parts from it
+        before that is somebody else.
+        """
+        line = {*family.cuts}
+        for name in family.cuts:
+            mark = self._known.get(name, "")
+            deepest = self._deepest.get(mark)
+            if deepest in line or (mark and name in family.own and deepest not in held):
+                return mark
+        return ""
+
+    def _made(self, deepest: bytes) -> str:
+        """A new one, as short as it can be."""
+        whole = identified(self._secret, deepest)
+        marks = (whole[:digits] for digits in range(_MARK, len(whole)))
+        return next((mark for mark in marks if mark not in self._deepest), whole)
 
 
 def identified(secret: bytes, name: bytes) -> str:
@@ -174,7 +200,7 @@ def seen(
     found, left = look.families(most)
     shown = tuple(
         look.conversation(family, secret, mark)
-        for family, mark in zip(found, marks.of(found), strict=True)
+        for family, mark in zip(found, marks.of(found, look.held), strict=True)
     )
     return Conversations(shown, left, look.foreign())
 
@@ -230,6 +256,11 @@ class _Look:
             self._add_resident(cut)
         for cut in self._catalogue.cuts(self._spaces) if self._catalogue is not None else ():
             self._add_durable(cut)
+
+    @property
+    def held(self) -> Collection[bytes]:
+        """All cuts by name, also those of conversations that are not shown."""
+        return self._entries.keys()
 
     def foreign(self) -> Foreign:
         """What other identities hold."""

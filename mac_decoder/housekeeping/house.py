@@ -15,13 +15,14 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mac_decoder.engine.facade import Engine
+from mac_decoder.engine.live import LiveCut
 from mac_decoder.housekeeping.conversations import Chosen, Conversations, Marks, chosen, seen
 from mac_decoder.housekeeping.operations import Kind, Operation
 from mac_decoder.keeper import Keeper
@@ -66,8 +67,8 @@ class Gone:
     live: int = 0
     live_bytes: int = 0
     publications: int = 0
-    left: int | None = field(default=None, compare=False)
-    shared: Shared | None = field(default=None, compare=False)
+    left: int | None = None
+    shared: Shared | None = None
 
 
 class Housekeeping:
@@ -113,7 +114,8 @@ class Housekeeping:
 
     async def would_forget(self, conversation: str) -> Gone:
         """What :meth:`forget` would delete now. Raises as that does."""
-        found = await self._chosen(conversation)
+        live = await self._engine.live()
+        found = await self._look(self._chosen, live, conversation)
         return await self._look(self._weighed, found, partial(Store.forget, cuts=found.cuts))
 
     async def would_clear(self, *, foreign: bool = False) -> Gone:
@@ -164,9 +166,12 @@ class Housekeeping:
         """
 
         async def work(operation: Operation[Gone]) -> Gone:
-            found = await self._chosen(conversation)
+            # Two walks of the disk may have all threads that look.
+            sequences = await self._engine.live()
+            found = await self._work(partial(self._chosen, sequences, conversation))
+            self._marks.forget(found)
             live = frozenset(one.key for one in found.live)
-            shared = await self._look(self._shared, found)
+            shared = await self._work(partial(self._shared, found))
             gone = await self._delete(
                 operation, live, found.cuts, partial(Store.forget, cuts=found.cuts)
             )
@@ -265,9 +270,8 @@ class Housekeeping:
             shared=self._shared(found) if found.line else None,
         )
 
-    async def _chosen(self, conversation: str) -> Chosen:
-        live = await self._engine.live()
-        found = await self._look(chosen, self._keeper, live, self._secret, conversation)
+    def _chosen(self, live: Sequence[LiveCut], conversation: str) -> Chosen:
+        found = chosen(self._keeper, live, self._secret, conversation)
         if found is None:
             raise RequestError(
                 "no such conversation is kept",
