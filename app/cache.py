@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +12,14 @@ from rich.markup import escape
 from app.cache_delete import carry_out, confirm, identity_of, parsed_size
 from app.cache_figures import bar, figures, print_figures, print_section, say_if_empty
 from app.cache_place import CacheDir, Place, StateDir
-from app.status import DEFAULT_URL, fetch_status
-from app.terminal import err, out, print_json
+from app.status import AS_SET, decoders_address, fetch_status
+from app.terminal import complain, err, out, print_json
 from app.view.exact import exactly
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
 from mac_decoder.store.sweep import Pace
 from mac_decoder.store.verify import Verified
-from protocol.errors import TransferError
+from protocol.errors import ConfigError, TransferError
 
 app = typer.Typer(no_args_is_help=True, help="Look at the caches on disk, check and delete them.")
 
@@ -30,14 +31,16 @@ DryRun = Annotated[
 
 @app.command()
 def stats(
-    url: Annotated[str | None, typer.Option(help=f"A running decoder ({DEFAULT_URL}).")] = None,
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(help="A running decoder.", show_default=AS_SET)] = None,
     cache_dir: CacheDir = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is kept: as a running decoder says, else as the directory is."""
-    # A directory that was named is the one that is meant, whoever listens at the usual address.
-    asked = url or (DEFAULT_URL if cache_dir is None and state_dir is None else None)
+    # A directory that was typed is the one that is meant, whoever listens where the decoder does.
+    directory_meant = any(map(partial(_typed, context), ("cache_dir", "state_dir")))
+    asked = url if url is not None or directory_meant else _known_address()
     section = _section_of(asked) if asked else None
     if section is not None:
         if as_json:
@@ -182,6 +185,20 @@ def clear(
     if not (dry_run or yes or place.is_empty()):
         confirm(question)
     carry_out(place, delete, "clear", dry_run, as_json, needs_key=False)
+
+
+def _typed(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _known_address() -> str | None:
+    """Where the decoder is; ``None``, and that is said, where the settings do not tell."""
+    try:
+        return decoders_address(None)
+    except ConfigError as error:
+        complain(error, "baton cache stats")
+        return None
 
 
 def _section_of(url: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -91,6 +92,9 @@ app = typer.Typer(
 
 _ABOUT_THE_DECODER: Final = ("cache", "dashboard", "key", "node", "status")
 
+_OF_THE_DECODER: Final = {"state_dir": "state-dir", "cache_dir": "cache-dir", "secrets": "secrets"}
+"""Parameters of those commands that are settings of the decoder's, by the names of these."""
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -99,13 +103,22 @@ def _print_version(asked: bool) -> None:
 
 
 def _as_the_decoder(context: typer.Context) -> None:
-    """Let a command that looks after the decoder find it where the settings say that it is."""
-    known = settings.of_the_decoder()
+    """Let a command that looks after the decoder find it where the settings say that it is.
+
+    Each is asked for if the command has such a parameter and it was not typed: what is wrong in
+    the file stops nobody who does without. Its address: ``app.status.decoders_address``.
+    """
     group: Any = context.command
     name = context.invoked_subcommand
     assert name is not None
     inner = getattr(group.get_command(context, name), "commands", None)
+    known = {parameter: partial(_setting, option) for parameter, option in _OF_THE_DECODER.items()}
     context.default_map = {name: known if inner is None else dict.fromkeys(inner, known)}
+
+
+def _setting(option: str) -> str | None:
+    # An empty one is as none, for the decoder, too; as a path it would be this directory.
+    return settings.named("serve", option) or None
 
 
 @app.callback()

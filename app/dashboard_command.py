@@ -8,15 +8,16 @@ import typer
 
 from app.cache_place import StateDir
 from app.dashboard_login import logged_in_address, open_logged_in, open_plainly
-from app.status import DEFAULT_URL, base_url
+from app.status import AS_SET, base_url, decoders_address
 from app.terminal import err
 from mac_decoder.config import DecoderConfig
 
 
 def dashboard(
     url: Annotated[
-        str, typer.Argument(help="Where the decoder listens: HOST:PORT or a URL.")
-    ] = DEFAULT_URL,
+        str | None,
+        typer.Argument(help="Where the decoder listens: HOST:PORT or a URL.", show_default=AS_SET),
+    ] = None,
     print_only: Annotated[
         bool,
         typer.Option(
@@ -34,7 +35,7 @@ def dashboard(
 
     Its address is a number of loopback (127.0.0.1, [::1]) or localhost; --no-login opens others.
     """
-    address = base_url(url)
+    address = base_url(decoders_address(url))
     state = DecoderConfig(model="", state_dir=str(state_dir or "")).state_path
     if print_only:
         print(f"{address}/" if no_login else logged_in_address(address, state), flush=True)

@@ -21,10 +21,10 @@ from app.node_decoder import STILL, Decoder, KeysFile, Url
 from app.node_figures import figures, table
 from app.node_registry import Registry, SecretsChoice, link_name
 from app.node_send import ModelDir
-from app.status import DEFAULT_URL
+from app.status import decoders_address
 from app.terminal import complain, err, out, print_json
 from protocol.control.messages import Description
-from protocol.errors import BatonError, TransferError
+from protocol.errors import BatonError, ConfigError, TransferError
 from trust.own import machine_name
 from trust.peers import Peer
 
@@ -34,6 +34,7 @@ Name = Annotated[str, typer.Argument(help="What the producer is called; see `bat
 
 NOT_RUNNING = "decoder not running"
 NOT_LINKED = "not used by this decoder"
+NOT_ASKED = "decoder not asked"
 
 _CHANGED_S = 30.0
 """For so long a decoder may take a producer for what it was before it was sent a model."""
@@ -62,7 +63,7 @@ def add(
             show_default=False,
         ),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_keys_file: KeysFile = None,
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
@@ -71,12 +72,12 @@ def add(
 
     One that lacks the decoder's model is sent it.
     """
+    decoder = Decoder(decoders_address(url), api_keys_file)
     registry = Registry(state_dir, secrets)
     registry.peers.require_usable()  # before a code is spent
     found = node_add.target_of(target)
     code = node_add.ask_for_code(from_stdin=code_stdin)
     peer = node_add.pair(registry, found, code, name or machine_name("mac"), called)
-    decoder = Decoder(url, api_keys_file)
     try:
         found, sent = _describe(peer), None
         if found is not None:
@@ -93,7 +94,7 @@ def add(
 
 @app.command("list")
 def list_nodes(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_keys_file: KeysFile = None,
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
@@ -108,7 +109,13 @@ def list_nodes(
     if not peers and not as_json:
         err.print("no producer is paired; `baton node add NAME` pairs one")
         return
-    _print_list(registry, peers, Decoder(url, api_keys_file), as_json=as_json)
+    decoder = None
+    try:
+        decoder = Decoder(decoders_address(url), api_keys_file)
+    except ConfigError as error:
+        # What is known without the decoder is shown nevertheless.
+        complain(error, "baton node list")
+    _print_list(registry, peers, decoder, as_json=as_json)
 
 
 @app.command()
@@ -142,13 +149,13 @@ def rotate(name: Name, state_dir: StateDir = None, secrets: SecretsChoice = None
 @app.command()
 def qualify(
     name: Name,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_keys_file: KeysFile = None,
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
 ) -> None:
     """Compare a producer's rows with this machine's anew, and measure it."""
-    registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
+    registry, decoder = Registry(state_dir, secrets), Decoder(decoders_address(url), api_keys_file)
     peer = registry.peers.named(name)
     try:
         # A producer that cannot be asked keeps the verdict that it has.
@@ -175,14 +182,14 @@ def qualify(
 def send(
     name: Name,
     model: ModelDir = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     api_keys_file: KeysFile = None,
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Send a producer the decoder's model, or go on where that was interrupted."""
-    registry, decoder = Registry(state_dir, secrets), Decoder(url, api_keys_file)
+    registry, decoder = Registry(state_dir, secrets), Decoder(decoders_address(url), api_keys_file)
     peer = registry.peers.named(name)
     node_pairing.address_of(peer)
     path = node_send.find_model(model, decoder)
@@ -255,18 +262,23 @@ def _still(error: TransferError) -> str:
 
 
 def _print_list(
-    registry: Registry, peers: Sequence[Peer], decoder: Decoder, *, as_json: bool
+    registry: Registry, peers: Sequence[Peer], decoder: Decoder | None, *, as_json: bool
 ) -> None:
-    links: Sequence[Mapping[str, Any]] = ()
-    without = NOT_LINKED
-    try:
-        links = decoder.links()
-    except TransferError as error:
-        without = f"{NOT_RUNNING} at {decoder.url}"
-        if error.reason != "decoder_unreachable":
-            without = f"not told ({error.reason})"
+    links, without = _links(decoder)
     rows = [figures(peer, registry.verdict(peer), links) for peer in peers]
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
         out.print(table(rows, without))
+
+
+def _links(decoder: Decoder | None) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """What the decoder says of its links, and what to say of a producer without one."""
+    if decoder is None:
+        return (), NOT_ASKED
+    try:
+        return decoder.links(), NOT_LINKED
+    except TransferError as error:
+        if error.reason == "decoder_unreachable":
+            return (), f"{NOT_RUNNING} at {decoder.url}"
+        return (), f"not told ({error.reason})"

@@ -10,12 +10,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from app.status import DEFAULT_URL, fetch_status, first_key
+from app.status import AS_SET, DEFAULT_URL, fetch_status, first_key
 from app.terminal import step
 from protocol.errors import IdentityMismatch, TransferError
 from protocol.reasons import REASONS
 
-Url = Annotated[str, typer.Option(help="Where the decoder listens: HOST:PORT or a URL.")]
+Url = Annotated[
+    str | None,
+    typer.Option(help="Where the decoder listens: HOST:PORT or a URL.", show_default=AS_SET),
+]
 KeysFile = Annotated[
     Path | None, typer.Option(help="The decoder's file of API keys, if it asks for one.")
 ]

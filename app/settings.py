@@ -26,7 +26,8 @@ Table = Literal["serve", "produce"]
 DEFAULT_PORT: Final = 8000
 MAX_BYTES: Final = 64 * 1024
 _HOST: Final = re.compile(r"[A-Za-z0-9:._-]*")
-_PORT: Final = re.compile(r"[0-9]{1,5}")
+_OF_THE_URL: Final = ("host", "port", "tls-cert")
+_LONGEST_WHY: Final = 200
 
 FOR_ONE_RUN: Final = frozenset(
     {
@@ -63,42 +64,41 @@ def named(table: Table, key: str) -> str | None:
     """What the file that is read where none is named says of one option of a side, as it would be
     typed; ``None`` where it says nothing, or where nothing is typed behind the option.
 
-    Raises ``ConfigError`` as :func:`arguments`, for every option: who relies on one of a file
-    that the side itself would refuse relies on nothing.
+    Raises ``ConfigError`` as :func:`arguments`: for a key of the table that is no setting, which
+    may be this one misspelt, and for a value that the side's parser would not take. What is wrong
+    with other settings is no matter of this one.
     """
-    found = _usual(table).get(key)
-    return None if found is None or isinstance(found, bool | list) else str(found)
+    found = _usual(table)
+    if key not in found:
+        return None
+    _taken(table, found, key)
+    value = found[key]
+    return None if isinstance(value, bool | list) else str(value)
 
 
-def of_the_decoder() -> dict[str, str]:
-    """What other commands have to know of this machine's decoder, as the file says it: where it
-    keeps things (``state_dir``, ``cache_dir``), how its secrets are kept, and its ``url``.
+def decoders_url() -> str | None:
+    """Where this machine's decoder listens, as the file says it; ``None`` if it says nothing.
 
     Raises ``ConfigError`` as :func:`named`; ``settings_invalid`` also where no decoder could be
-    found by what it says, instead of looking for it in another place.
+    found by what it says, instead of looking for it in another place; ``address_not_known`` for
+    ``port = 0``, which is any free one.
     """
-    found = _usual("serve")
-    known = {
-        key.replace("-", "_"): str(found[key])
-        for key in ("state-dir", "cache-dir", "secrets")
-        if key in found
-    }
-    if "host" in found or "port" in found:
-        known["url"] = _url(found)
-    return known
-
-
-def _url(found: Mapping[str, Any]) -> str:
-    path = default_path()
-    host, port = str(found.get("host", "127.0.0.1")), str(found.get("port", DEFAULT_PORT))
-    if not _HOST.fullmatch(host):
+    found, path = _usual("serve"), default_path()
+    if found.keys().isdisjoint(_OF_THE_URL):
+        return None
+    given = _taken("serve", found, *_OF_THE_URL)
+    if not _HOST.fullmatch(given.host):
         raise _invalid(f"host in {path} is no name or address", "host")
-    if not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
-        hint = (
-            "with port 0 nobody knows where the decoder listens: name one" if port == "0" else None
+    if not 0 <= given.port < 1 << 16:
+        raise _invalid(f"port in {path} is no number from 0 to 65535", "port")
+    if given.port == 0:
+        raise ConfigError(
+            f"port in {path} is 0, any free one: nobody knows where the decoder listens",
+            reason="address_not_known",
+            field="port",
+            hint="give the address that `baton serve` has printed, or name a port there",
         )
-        raise _invalid(f"port in {path} is no number from 1 to 65535", "port", hint)
-    return url_of(host, port, tls=bool(found.get("tls-cert")))
+    return url_of(given.host, str(given.port), tls=bool(given.tls_cert))
 
 
 def url_of(host: str, port: str, *, tls: bool) -> str:
@@ -122,16 +122,14 @@ def content(path: Path) -> bytes | None:
 
 
 def _usual(table: Table) -> dict[str, Any]:
-    """What the file that is read where none is named says of a side: nothing but settings that
-    the side takes.
+    """The table of a side in the file that is read where none is named, every key of it a setting;
+    its values are not looked at (:func:`_taken`).
     """
     path = default_path()
     raw = _read(path, required=False)
     found = {} if raw is None else _table(path, raw, table)
     if found:
-        parser = _parser(table)
-        for word in _from_file(path, found, parser, ()):
-            _require_taken(path, word, parser)
+        _require_settings(path, found, _options(_parser(table)))
     return found
 
 
@@ -146,24 +144,25 @@ def _parser(table: Table) -> argparse.ArgumentParser:
     return parser()
 
 
-def _require_taken(path: Path, word: str, parser: argparse.ArgumentParser) -> None:
-    """Return if the side's parser would take ``--key=value``, which it would end the process for
-    if it did not.
-    """
-    option, given, value = word.partition("=")
-    key = option[2:]
-    action = parser._option_string_actions[option]
-    if not given:
-        return
-    try:
-        taken = action.type(value) if callable(action.type) else value
-    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-        why = str(error) if isinstance(error, argparse.ArgumentTypeError) else None
-        raise _invalid(
-            f"{key} in {path} is not of the form that it has to have", key, why
-        ) from error
-    if action.choices is not None and taken not in action.choices:
-        raise _invalid(f"{key} in {path} is one of {', '.join(map(str, action.choices))}", key)
+def _taken(table: Table, values: Mapping[str, Any], *keys: str) -> argparse.Namespace:
+    """What the side's own parser makes of these keys, as far as the file has them."""
+    path, parser = default_path(), _parser(table)
+    parser.exit_on_error = False
+    for action in parser._actions:
+        action.required = False  # it is asked about these alone
+    options, words = _options(parser), list[str]()
+    for key in keys:
+        if key not in values:
+            continue
+        words += _words(path, key, values[key], options[key])
+        try:
+            parser.parse_args(words)
+        except argparse.ArgumentError as error:
+            why = error.message if len(error.message) <= _LONGEST_WHY else None
+            raise _invalid(f"{key} in {path} is nothing that baton {table} takes", key, why) from (
+                error
+            )
+    return parser.parse_args(words)
 
 
 def _named(given: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -225,22 +224,33 @@ def _table(path: Path, raw: bytes, table: Table) -> dict[str, Any]:
 def _from_file(
     path: Path, values: dict[str, Any], parser: argparse.ArgumentParser, rest: Sequence[str]
 ) -> Iterator[str]:
-    options = {
+    options = _options(parser)
+    _require_settings(path, values, options)
+    on_the_line = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
+    for key, value in values.items():
+        if key not in on_the_line:
+            yield from _words(path, key, value, options[key])
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """What can be set of a side."""
+    return {
         option[2:]: action
         for action in parser._actions
         for option in action.option_strings
-        if option.startswith("--")
+        if option.startswith("--") and option[2:] not in FOR_ONE_RUN
     }
-    on_the_line = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-    for key, value in values.items():
-        action = options.get(key)
-        if action is None or key in FOR_ONE_RUN:
-            known = ", ".join(sorted({*options} - FOR_ONE_RUN))
+
+
+def _require_settings(
+    path: Path, values: Mapping[str, Any], options: Mapping[str, argparse.Action]
+) -> None:
+    for key in values:
+        if key not in options:
+            known = ", ".join(sorted(options))
             raise _invalid(
                 f"{path} has a key that is no setting: {key!a}", key, f"the settings are: {known}"
             )
-        if key not in on_the_line:
-            yield from _words(path, key, value, action)
 
 
 def _words(path: Path, key: str, value: object, action: argparse.Action) -> Iterator[str]:

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from app import settings
 from app.settings import DEFAULT_PORT
 from app.terminal import out, print_json
 from app.view.facts import Tone
@@ -24,6 +25,9 @@ from protocol.status.snapshot import Snapshot
 from trust import plain_file
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+AS_SET: Final = f"as config.toml says, else {DEFAULT_URL}"
+"""What help says of an address that was not typed."""
 
 MOST_KEYS_BYTES: Final = 1 << 16
 """Of a file of API keys: as many as `baton serve` takes."""
@@ -42,15 +46,17 @@ TONE_STYLES: Final[Mapping[Tone, str]] = {
 
 def status(
     url: Annotated[
-        str, typer.Argument(help="Where the decoder listens: HOST:PORT or a URL.")
-    ] = DEFAULT_URL,
+        str | None,
+        typer.Argument(help="Where the decoder listens: HOST:PORT or a URL.", show_default=AS_SET),
+    ] = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(help="The decoder's file of API keys, if it asks for one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the decoder's JSON.")] = False,
 ) -> None:
     """Show what a running decoder says about itself, its producer and its queue."""
-    found = fetch_status(url, key=None if api_keys_file is None else first_key(api_keys_file))
+    key = None if api_keys_file is None else first_key(api_keys_file)
+    found = fetch_status(decoders_address(url), key=key)
     if as_json:
         print_json(found)
         return
@@ -95,6 +101,14 @@ def _said(message: object) -> str:
     """A sentence of another process for a terminal: one line that does nothing there."""
     shown = "".join(letter if letter.isprintable() else " " for letter in str(message)[:_MOST_SAID])
     return shown if len(str(message)) <= _MOST_SAID else f"{shown}…"
+
+
+def decoders_address(typed: str | None) -> str:
+    """Where the decoder is: what was typed, what the settings say, or the usual address.
+
+    Raises as ``settings.decoders_url``, where nothing was typed.
+    """
+    return typed if typed is not None else settings.decoders_url() or DEFAULT_URL
 
 
 def base_url(address: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -30,7 +31,7 @@ _MOST_CERTIFICATES: Final = 1 << 20
 @dataclass(frozen=True)
 class Place:
     """``url`` is the decoder's base URL; ``certificate`` the file of the one it has to show,
-    ``None`` where authorities vouch for it.
+    ``None`` where authorities vouch for it, and without TLS.
     """
 
     url: str
@@ -81,15 +82,13 @@ class Given:
     def place(self) -> Place:
         """Where the decoder is now.
 
-        Raises ``ConfigError``: what ``settings.of_the_decoder`` and ``first_key`` do, and
-        ``address_invalid``.
+        Raises ``ConfigError``: what ``settings.decoders_url`` and ``first_key`` do, and
+        ``address_invalid``; of settings that are not used here, nothing.
         """
         keys = self.keys_file()
         key = None if keys is None else _sendable(first_key(keys), keys)
-        if self.url is not None:
-            return Place(base_url(self.url), key, self._certificate_of(self.url))
-        url = _url(self.service) or settings.of_the_decoder().get("url", DEFAULT_URL)
-        return Place(base_url(url), key, self._own_certificate())
+        url = base_url(self.url or _url(self.service) or settings.decoders_url() or DEFAULT_URL)
+        return Place(url, key, self._own_certificate() if self._shows_its_own(url) else None)
 
     def state_dir(self) -> str:
         """The decoder's ``--state-dir``; empty where it has none."""
@@ -97,6 +96,9 @@ class Given:
 
     def keys_file(self) -> Path | None:
         """Where an API key of the decoder's lies, if that is known."""
+        if self.url is not None:
+            # The settings' are this machine's decoder's, and no other is shown them.
+            return self.api_keys_file
         return self.api_keys_file or _path(self.option("api-keys-file"))
 
     def option(self, name: str) -> str:
@@ -106,9 +108,10 @@ class Given:
             return value_of(f"--{name}", self.service)
         return settings.named("serve", name) or ""
 
-    def _certificate_of(self, url: str) -> Path | None:
-        host = base_url(url).partition("://")[2].rpartition(":")[0].strip("[]")
-        return self._own_certificate() if is_loopback(host) else None
+    def _shows_its_own(self, url: str) -> bool:
+        """Whether this machine's decoder is at ``url``, and shows a certificate there."""
+        parts = urlsplit(url)
+        return parts.scheme == "https" and (self.url is None or is_loopback(parts.hostname or ""))
 
     def _own_certificate(self) -> Path:
         named = _path(self.option("tls-cert"))

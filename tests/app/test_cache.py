@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from app import cli
+from app import cli, settings
 from app.cache_figures import print_section
 from mac_decoder.config import DecoderConfig
 from mac_decoder.store import index
@@ -217,9 +217,21 @@ def test_the_usual_address_is_asked_unless_a_directory_is_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with decoder({"cache": {"on_disk": 1}}) as url:
-        monkeypatch.setattr("app.cache.DEFAULT_URL", url)
+        monkeypatch.setattr("app.status.DEFAULT_URL", url)
         status, printed, _ = home.run("stats", "--json", here=False)
         assert (status, json.loads(printed)["source"]) == (0, "decoder")
+        assert home.json("stats")["source"] == "directory"
+
+
+def test_a_directory_that_was_typed_goes_before_the_decoder_of_the_settings(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with decoder({"cache": {"on_disk": 1}}) as url:
+        file = home.root / "config.toml"
+        file.write_text(f"[serve]\nport = {url.rpartition(':')[2]}\nstate-dir = '/nowhere'")
+        monkeypatch.setattr(settings, "default_path", lambda: file)
+        status, printed, _ = home.run("stats", "--json", here=False)
+        assert (status, json.loads(printed)["at"]) == (0, url)
         assert home.json("stats")["source"] == "directory"
 
 

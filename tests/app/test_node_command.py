@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from app import node, node_add, node_decoder, node_pairing
+from app import node, node_add, node_decoder, node_pairing, settings, status
 from app.commands import app
 from app.discovery import Seen
 from mac_decoder.config import DecoderConfig
@@ -348,6 +348,24 @@ def test_the_list_has_what_the_decoder_says_or_what_was_found_before(state: Path
     with decoder_answering(503, {"error": {"code": "decoder_starting", "message": ""}}) as url:
         shown = "".join(done(baton(state, "list", url=url)).stdout.split())
         assert "decoder_starting" in shown
+
+
+def test_the_list_needs_no_decoder_and_says_why_none_is_asked(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the settings do not tell where it is; never asked is one in another place."""
+    file = tmp_path / "config.toml"
+    monkeypatch.setattr(settings, "default_path", lambda: file)
+    keep(state)
+    with decoder() as url:
+        monkeypatch.setattr(status, "DEFAULT_URL", url)
+        assert "decoder not asked" not in done(baton(state, "list", url=None)).stdout
+        for text, told in (("port = 0", "address_not_known"), ("prot = 1", "settings_invalid")):
+            file.write_text(f"[serve]\n{text}")
+            listed = done(baton(state, "list", url=None))
+            assert "decoder not asked" in " ".join(listed.stdout.split())
+            assert told in listed.stderr
+            assert told not in done(baton(state, "list", url=url)).stderr
 
 
 def test_no_secret_is_listed(state: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -84,27 +85,35 @@ def test_one_setting_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         settings.named("serve", "model")
 
 
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Writes the table serve of the file that is read where none is named."""
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr(settings, "default_path", lambda: path)
+    return lambda text: written(path, f"[serve]\n{text}")
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", {}),
-        ('model = "m"\nlane = "remote"', {}),
-        ('state-dir = "s"\nsecrets = "file"', {"state_dir": "s", "secrets": "file"}),
-        ("port = 9000", {"url": "http://127.0.0.1:9000"}),
-        ('host = "0.0.0.0"', {"url": "https://127.0.0.1:8000"}),
-        ('host = "::1"\nport = 1', {"url": "http://[::1]:1"}),
-        ('port = 1\ntls-cert = "c"', {"url": "https://127.0.0.1:1"}),
-        ('port = "9000"', {"url": "http://127.0.0.1:9000"}),
-        ("state-dir = 5", {"state_dir": "5"}),
-        ('no-disk = true\nallow-host = ["a", "b"]', {}),
+        ("", None),
+        ('model = "m"\nlane = "remote"', None),
+        ('state-dir = "s"\nsecrets = "file"', None),
+        ("port = 9000", "http://127.0.0.1:9000"),
+        ('host = "0.0.0.0"', "https://127.0.0.1:8000"),
+        ('host = "::1"\nport = 1', "http://[::1]:1"),
+        ('port = 1\ntls-cert = "c"', "https://127.0.0.1:1"),
+        ('tls-cert = "c"', "https://127.0.0.1:8000"),
+        ('port = "9000"', "http://127.0.0.1:9000"),
+        ('port = "9_000"', "http://127.0.0.1:9000"),
+        ('no-disk = true\nallow-host = ["a", "b"]', None),
     ],
 )
-def test_other_commands_know_the_decoder_by_it(
-    text: str, found: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_the_decoder_listens_is_known_by_it(
+    text: str, found: str | None, says: Callable[[str], Path]
 ) -> None:
-    path = written(tmp_path / "config.toml", f"[serve]\n{text}")
-    monkeypatch.setattr(settings, "default_path", lambda: path)
-    assert settings.of_the_decoder() == found
+    says(text)
+    assert settings.decoders_url() == found
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,6 @@ def test_other_commands_know_the_decoder_by_it(
         ("port = true", "port"),
         ("port = 8000.5", "port"),
         ("port = [8000]", "port"),
-        ("port = 0", "port"),
         ("port = -1", "port"),
         ("port = 99999", "port"),
         (f'port = "{"9" * 5000}"', "port"),
@@ -122,63 +130,166 @@ def test_other_commands_know_the_decoder_by_it(
         ('host = "127.0.0.1:1/x?#"', "host"),
         ("host = true", "host"),
         ('host = ["a"]', "host"),
+        ("tls-cert = true", "tls-cert"),
         ("prot = 9000", "prot"),
-        ("state-dir = false", "state-dir"),
-        ('secrets = "nowhere"', "secrets"),
-        ('no-disk = "yes"', "no-disk"),
-        ('ram-max = "many"', "ram-max"),
-        ('model = ["a"]', "model"),
+        ("key-fd = 3", "key-fd"),
     ],
 )
-def test_what_the_decoder_would_refuse_leads_nobody_elsewhere(
-    text: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_address_leads_nobody_elsewhere(
+    text: str, field: str, says: Callable[[str], Path]
 ) -> None:
     """Not to the default address either: that would be another decoder, or nobody."""
-    path = written(tmp_path / "config.toml", f"[serve]\n{text}")
-    monkeypatch.setattr(settings, "default_path", lambda: path)
+    path = says(text)
     with pytest.raises(ConfigError) as caught:
-        settings.of_the_decoder()
+        settings.decoders_url()
     assert (caught.value.reason, caught.value.field) == ("settings_invalid", field)
     assert str(path) in caught.value.message
     assert len(caught.value.message) < len(str(path)) + 120
-    if field not in ("port", "host"):
-        with pytest.raises(ConfigError):
-            settings.named("serve", "model")
+    assert len(caught.value.hint or "") < 1000
 
 
-def test_they_take_their_options_from_it(tmp_path: Path) -> None:
+def test_any_free_port_is_a_setting_and_no_address(says: Callable[[str], Path]) -> None:
+    path = says("port = 0")
+    assert "--port=0" in settings.arguments("serve", decoder.parser(), [])
+    with pytest.raises(ConfigError) as caught:
+        settings.decoders_url()
+    assert (caught.value.reason, caught.value.field) == ("address_not_known", "port")
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('model = ["a"]', "model"),
+        ("state-dir = false", "state-dir"),
+        ('secrets = "nowhere"', "secrets"),
+        ('ram-max = "many"', "ram-max"),
+        ('no-disk = "yes"', "no-disk"),
+    ],
+)
+def test_a_setting_that_its_sides_parser_refuses_is_refused_where_it_is_asked_for(
+    text: str, field: str, says: Callable[[str], Path]
+) -> None:
+    path = says(text)
+    with pytest.raises(ConfigError) as caught:
+        settings.named("serve", field)
+    assert (caught.value.reason, caught.value.field) == ("settings_invalid", field)
+    assert str(path) in caught.value.message
+    # What is wrong with one is no matter of others.
+    assert settings.named("serve", "cache-dir") is None
+    assert settings.decoders_url() is None
+    says(f'{text}\nport = 9000\ncache-dir = "c"')
+    assert settings.named("serve", "cache-dir") == "c"
+    assert settings.decoders_url() == "http://127.0.0.1:9000"
+
+
+def test_a_key_that_is_no_setting_may_be_any_of_them_misspelt(
+    says: Callable[[str], Path],
+) -> None:
+    says('stat-dir = "s"')
+    for key in ("state-dir", "model"):
+        with pytest.raises(ConfigError) as caught:
+            settings.named("serve", key)
+        assert (caught.value.reason, caught.value.field) == ("settings_invalid", "stat-dir")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where each command's settings, keys and caches are, unless another place is named."""
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path))
+    (tmp_path / "baton").mkdir()
+    return tmp_path
+
+
+def table_serve(home: Path, text: str) -> Path:
+    return written(home / "baton" / "config.toml", f"[serve]\n{text}")
+
+
+def baton(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "app.cli", *words], capture_output=True, text=True)
+
+
+def test_they_take_their_options_from_it(home: Path) -> None:
     """What is kept is kept where the decoder looks; what is typed goes before."""
-    home, state, other = tmp_path / "home", tmp_path / "state", tmp_path / "other"
-    (home / "baton").mkdir(parents=True)
-    written(home / "baton" / "config.toml", f'[serve]\nport = 1\nstate-dir = "{state}"')
-
-    def baton(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "app.cli", *words],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"XDG_CONFIG_HOME": str(home), "HOME": str(home)},
-        )
-
+    state, other = home / "state", home / "other"
+    table_serve(home, f'port = 1\nstate-dir = "{state}"')
     assert baton("key", "create", "one").returncode == 0
     assert list((state / "decoder").rglob("*"))
     assert baton("key", "create", "one", "--state-dir", str(other)).returncode == 0
     assert list((other / "decoder").rglob("*"))
     assert "http://127.0.0.1:1/status" in baton("status").stderr
-    written(home / "baton" / "config.toml", "[serve")
+    table_serve(home, "[serve")
     broken = baton("node", "list")
     assert (broken.returncode, "settings_unreadable" in broken.stderr) == (78, True)
-    written(home / "baton" / "config.toml", "[serve]\nport = 'x'")
-    asking = [("status",), ("dashboard", "--print"), ("node", "list")]
+
+
+def test_an_empty_directory_is_the_usual_one_as_for_the_decoder(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "here").mkdir()
+    monkeypatch.chdir(home / "here")
+    monkeypatch.setenv("PYTHONPATH", str(Path(settings.__file__).parents[1]))
+    table_serve(home, 'state-dir = ""')
+    assert baton("key", "create", "one").returncode == 0
+    assert list((home / "baton" / "decoder").rglob("*"))
+    assert not list((home / "here").iterdir())
+
+
+WRONG_ADDRESS = [
+    ("port = 'x'", "settings_invalid", "port"),
+    ("port = 0", "address_not_known", "port"),
+    ("prot = 9000", "settings_invalid", "prot"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS)
+def test_who_needs_the_address_is_told_what_is_wrong_with_it(
+    home: Path, text: str, reason: str, field: str
+) -> None:
+    path = table_serve(home, text)
+    asking = [("status",), ("dashboard", "--print"), ("node", "send", "x", "--secrets", "file")]
     # Where Qt is missing that is said first.
     asking += [("app",)] if importlib.util.find_spec("PySide6") else []
     for words in asking:
         wrong = baton(*words)
-        assert (wrong.returncode, "settings_invalid" in wrong.stderr) == (78, True), wrong.stderr
-        assert "field: port" in wrong.stderr
-        assert str(home / "baton" / "config.toml") in wrong.stderr
-    assert baton("plan", "--help").returncode == 0
-    assert baton("node", "list", "--help").returncode == 0
+        assert (wrong.returncode, reason in wrong.stderr) == (78, True), wrong.stderr
+        assert f"field: {field}" in wrong.stderr
+        assert str(path) in wrong.stderr
+
+
+@pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS)
+def test_who_needs_nothing_of_it_goes_on(home: Path, text: str, reason: str, field: str) -> None:
+    table_serve(home, text)
+    kept = ("--state-dir", str(home / "state"))
+    nobody = "127.0.0.1:9"
+    for words in (
+        ("plan", "--help"),
+        ("node", "list", "--help"),
+        ("node", "discover", "--seconds", "0"),
+        ("key", "list", *kept),
+        ("node", "list", *kept, "--secrets", "file"),
+        ("cache", "stats", *kept, "--cache-dir", str(home / "cache")),
+    ):
+        done = baton(*words)
+        assert (done.returncode, reason in done.stderr) == (0, False), (words, done.stderr)
+    for words in (("status", nobody), ("dashboard", nobody, "--print", *kept)):
+        done = baton(*words)
+        assert (done.returncode, reason in done.stderr) == (1, False), (words, done.stderr)
+
+
+@pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS[:2])
+def test_where_things_are_kept_is_known_without_the_address(
+    home: Path, text: str, reason: str, field: str
+) -> None:
+    table_serve(home, f"{text}\nstate-dir = '{home / 'state'}'\nsecrets = 'file'")
+    assert baton("key", "create", "one").returncode == 0
+    assert list((home / "state" / "decoder").rglob("*"))
+    assert baton("node", "list").returncode == 0
+    cached = baton("cache", "stats", "--json")
+    assert cached.returncode == 0
+    assert json.loads(cached.stdout)["source"] == "directory"
+    assert reason in cached.stderr, "and that the decoder was not asked is said"
 
 
 def test_without_a_file_there_are_no_settings(

@@ -136,12 +136,33 @@ def test_what_lies_there_and_is_no_file_is_not_waited_for(home: Path) -> None:
 
 
 def test_settings_that_are_wrong_lead_to_no_other_decoder(home: Path) -> None:
-    for line, field in (('port = "x"', "port"), ("prot = 8123", "prot"), ("host = 1.5", "")):
+    for line, reason, field in (
+        ('port = "x"', "settings_invalid", "port"),
+        ("prot = 8123", "settings_invalid", "prot"),
+        ("port = 0", "address_not_known", "port"),
+    ):
         says(home, line)
-        if not field:
-            assert Given().place().url == "https://1.5:8000", "as it would be typed"
-            continue
         with pytest.raises(ConfigError) as refused:
             Given().place()
-        assert (refused.value.reason, refused.value.field) == ("settings_invalid", field)
+        assert (refused.value.reason, refused.value.field) == (reason, field)
         assert "config.toml" in refused.value.message
+        # Nothing of the file is needed for one that was named.
+        assert Given("http://127.0.0.1:9000").place() == Place("http://127.0.0.1:9000")
+    says(home, "host = 1.5")
+    assert Given().place().url == "https://1.5:8000", "as it would be typed"
+
+
+def test_what_is_wrong_with_other_settings_is_no_matter_of_the_address(home: Path) -> None:
+    says(home, "port = 8123", 'ram-max = "many"', "max-concurrent = -3")
+    assert Given().place().url == "http://127.0.0.1:8123"
+
+
+def test_this_machines_key_is_shown_to_no_decoder_that_was_named(home: Path) -> None:
+    file = home / "keys"
+    file.write_text("baton-one\n")
+    says(home, f'api-keys-file = "{file}"')
+    assert Given().place().key == "baton-one"
+    assert Given("desk.local:9002").place().key is None
+    service = (f"--api-keys-file={file}",)
+    assert Given("desk.local:9002", service=service).place().key is None
+    assert Given("desk.local:9002", file).place().key == "baton-one"
