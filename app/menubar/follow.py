@@ -38,9 +38,13 @@ FIRST_S: Final = 10.0
 """A whole snapshot is there so long after a connection is begun."""
 
 HELD_S: Final = 1.0
-"""A connection that was of use for so long is no reason to try again less often."""
+"""A connection that was of use for so long may end without a word: who answers next says why. It
+is no reason to try again less often, either.
+"""
 
-_SILENCE_S: Final = 2.5 * FULL_EVERY_S
+SILENCE_S: Final = 2.5 * FULL_EVERY_S
+"""Whoever has said nothing for so long does not answer; a whole snapshot was due before."""
+
 _MOST_BYTES: Final = 16 << 20
 _SAID: Final[dict[str, State]] = {
     "decoder_starting": "starting",
@@ -90,12 +94,12 @@ class Clocks:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._wall, self._monotonic = wall, monotonic
+        self._wall, self.monotonic = wall, monotonic
         self._apart = wall() - monotonic()
 
     def slept(self) -> bool:
         """Whether this machine has slept since the last time this was asked."""
-        apart = self._wall() - self._monotonic()
+        apart = self._wall() - self.monotonic()
         before, self._apart = self._apart, apart
         return apart - before > _SLEPT_S
 
@@ -104,7 +108,8 @@ class Follower:
     """Follows from :meth:`start` to :meth:`stop`.
 
     ``find`` says where the decoder is, before each try; ``hear`` is called with everything
-    that is new, in this follower's thread.
+    that is new, in this follower's thread. ``clocks`` and ``pauses`` are this machine's and the
+    usual ones, but in tests.
     """
 
     def __init__(
@@ -112,10 +117,11 @@ class Follower:
         find: Callable[[], Place],
         hear: Callable[[Told], None],
         clocks: Clocks | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         self._find, self._hear = find, hear
         self._clocks = clocks or Clocks()
-        self._pauses = Pauses()
+        self._pauses = pauses or Pauses()
         self._thread = threading.Thread(target=self._run, name="baton-follow", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun = threading.Event()
@@ -126,9 +132,6 @@ class Follower:
         """So is the connection that there is."""
 
         self._stopping = False
-        self._of_use = False
-        """Whether the connection has brought a snapshot."""
-
         self._last: Told | None = None
 
     def start(self) -> None:
@@ -184,7 +187,7 @@ class Follower:
     async def _once(self) -> Told | None:
         """Connect and follow until that ends; what to tell of the end.
 
-        ``None``: a connection that was of use has ended; who answers now will say why.
+        ``None``: a connection that was of use for a while has ended; who answers now will say why.
         """
         try:
             place = self._find()
@@ -194,17 +197,14 @@ class Follower:
             return Told(Standing("refused", before, error.reason, error.message))
         if self._last is None or self._last.standing.url != place.url:
             self._tell(Told(Standing("connecting", place.url), place=place))
-        self._of_use = False
         try:
             await self._connected(place)
         except ConnectionClosed:
-            return None if self._of_use else _without(place, "refused", "connection_lost")
+            return _without(place, "refused", "connection_lost")
         except InvalidStatus as error:
             code = _code(error.response.body)
             return _without(place, _SAID.get(code, "refused"), code or "not_a_decoder")
         except PeerProtocolError as error:
-            if error.reason == "status_out_of_order":
-                return None  # a whole snapshot comes with the next connection
             differs = error.reason == "status_version_differs"
             return _without(place, "version_differs" if differs else "refused", error.reason)
         except BatonError as error:
@@ -271,14 +271,16 @@ class Follower:
     async def _listen(
         self, connection: ClientConnection, place: Place, begun: Callable[[], None]
     ) -> None:
-        """Tell what is said; ``begun`` is called with the first snapshot.
+        """Tell what is said, until that ends in a way that asks for no word: the connection has
+        held, or this machine has slept. ``begun`` is called with the first snapshot.
 
-        Raises ``PeerProtocolError``: ``status_out_of_place`` (a second hello, a change of
-        nothing), and what ``decode`` and ``apply`` do.
+        Raises what else ends it: ``ConnectionClosed``, ``TimeoutError`` after a silence, and
+        ``PeerProtocolError``: ``status_out_of_place`` (a second hello, a change of nothing), and
+        what ``decode`` and ``apply`` do.
         """
         greeted = False
         snapshot: Snapshot | None = None
-        begun_at = 0.0
+        begun_at: float | None = None
         self._clocks.slept()
         try:
             while (message := await self._next(connection)) is not None:
@@ -296,27 +298,37 @@ class Follower:
                             reason="status_out_of_place",
                             field="type",
                         )
-                if not self._of_use:
-                    self._of_use, begun_at = True, time.monotonic()
+                if begun_at is None:
+                    begun_at = self._clocks.monotonic()
                     begun()
+                if self._held(begun_at):
+                    self._pauses.begin_anew()
                 self._tell(Told(Standing("connected", place.url), snapshot, place))
-        finally:
-            # One that ends as soon as it has begun is not made again as fast as that goes.
-            if self._of_use and time.monotonic() - begun_at >= HELD_S:
-                self._pauses.begin_anew()
+        except (ConnectionClosed, PeerProtocolError) as error:
+            # One that ends as soon as it has begun is told, and not made again as fast as that
+            # goes: a snapshot of a moment ago is not what is there.
+            if not (self._held(begun_at) and _may_go_on(error)):
+                raise
+            self._pauses.begin_anew()
+
+    def _held(self, begun_at: float | None) -> bool:
+        return begun_at is not None and self._clocks.monotonic() - begun_at >= HELD_S
 
     async def _next(self, connection: ClientConnection) -> str | bytes | None:
-        """The next message; ``None`` once this connection is to be given up."""
+        """The next message; ``None``: the machine has slept, and the connection with it. Raises
+        ``TimeoutError`` where nothing comes.
+        """
         coming = asyncio.create_task(connection.recv())
         try:
             for _ in range(2):
                 # A whole snapshot is due within this time: nothing else wakes an idle thread.
-                done, _ = await asyncio.wait({coming}, timeout=_SILENCE_S / 2)
+                done, _ = await asyncio.wait({coming}, timeout=SILENCE_S / 2)
                 if done:
                     return await coming
                 if self._clocks.slept():
+                    self._pauses.begin_anew()
                     return None
-            return None
+            raise TimeoutError
         finally:
             if not coming.done():
                 coming.cancel()
@@ -350,6 +362,11 @@ def _without(place: Place, state: State, reason: str = "") -> Told:
     # What has a sentence of its own needs no code beside it.
     shown = reason if state == "refused" else ""
     return Told(Standing(state, place.url, shown), place=place)
+
+
+def _may_go_on(error: ConnectionClosed | PeerProtocolError) -> bool:
+    """Whether the next connection makes it good: a whole snapshot comes with that."""
+    return isinstance(error, ConnectionClosed) or error.reason == "status_out_of_order"
 
 
 def _code(body: bytes | bytearray | memoryview | None) -> str:

@@ -25,7 +25,8 @@ class Fake:
     """Serves ``/status/stream``. ``refusal`` is a status and a code while it refuses, ``None`` for
     one without an error object, and ``sends_to`` an address that it names then; with
     ``demands_a_key`` it refuses whoever gives none. ``goes_on`` is said without end once the
-    beginning is; with ``drips`` that comes in many small pieces.
+    beginning is; with ``drips`` that comes in many small pieces, and with ``leaves`` nothing comes
+    behind it but the end.
     """
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
@@ -33,6 +34,7 @@ class Fake:
         self.sends_to = ""
         self.goes_on: bytes | None = None
         self.drips = False
+        self.leaves = False
         self.demands_a_key = False
         self.asked: list[Headers] = []
         self._connections: list[tuple[ServerConnection, Queue[bytes | None]]] = []
@@ -41,7 +43,12 @@ class Fake:
             Hello(at=0.0, version=VERSION, process="ab", full_every_s=10.0)
         )
         self._server: Server = serve(
-            self._serve, "127.0.0.1", port, ssl=tls, process_request=self._let_in
+            self._serve,
+            "127.0.0.1",
+            port,
+            ssl=tls,
+            process_request=self._let_in,
+            close_timeout=1.0,
         )
         self.port: int = self._server.socket.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
@@ -115,6 +122,8 @@ class Fake:
         try:
             with suppress(ConnectionClosed):
                 self._begin(connection)
+                if self.leaves:
+                    return
                 while self.goes_on is not None:
                     connection.send(self.goes_on.decode())
                 while (text := queue.get()) is not None:

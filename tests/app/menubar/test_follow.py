@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from app.menubar import follow
-from app.menubar.follow import LONGEST_PAUSE_S, Clocks, Follower, Pauses, Told
+from app.menubar.follow import HELD_S, LONGEST_PAUSE_S, Clocks, Follower, Pauses, Told
 from app.menubar.place import Place
 from mac_decoder.api import tls
 from protocol.errors import ConfigError
-from protocol.status.stream import Full, encode
+from protocol.status.snapshot import VERSION
+from protocol.status.stream import Full, Hello, encode
 from tests.app.menubar.authority import Authority
 from tests.app.menubar.fake import Fake, fake
 from tests.app.view.snapshots import IDLE, with_engine
@@ -25,6 +26,34 @@ from tests.e2e.paired import free_port
 from tests.e2e.running import until
 
 BUSY = msgspec.structs.replace(with_engine(IDLE, doing="decoding"), revision=8)
+LATER = msgspec.structs.replace(BUSY, revision=9)
+
+FOR_EVER_S = 600.0
+"""What a test does not wait for."""
+
+
+class Hands(Clocks):
+    """Clocks whose hands only the test moves."""
+
+    def __init__(self) -> None:
+        self.passed_s = self.slept_s = 0.0
+        super().__init__(lambda: self.passed_s + self.slept_s, lambda: self.passed_s)
+
+
+class Noted(Pauses):
+    """Pauses that are noted, and not made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[float] = []
+
+    def next(self) -> float:
+        self.given.append(super().next())
+        return 0.01
+
+
+def for_ever() -> Pauses:
+    return Pauses(FOR_EVER_S, FOR_EVER_S)
 
 
 class Ears:
@@ -44,15 +73,17 @@ class Ears:
     def states(self) -> list[str]:
         return [told.standing.state for told in self.heard]
 
-    def await_state(self, state: str, timeout_s: float = 10.0) -> Told:
-        until(lambda: bool(self.heard) and self.states[-1] == state, timeout_s)
+    def await_state(self, state: str) -> Told:
+        until(lambda: bool(self.heard) and self.states[-1] == state)
         return self.heard[-1]
 
 
 @contextmanager
-def following(place: Place, clocks: Clocks | None = None) -> Iterator[tuple[Follower, Ears]]:
+def following(
+    place: Place, clocks: Clocks | None = None, pauses: Pauses | None = None
+) -> Iterator[tuple[Follower, Ears]]:
     ears = Ears(place)
-    follower = Follower(ears.find, ears.heard.append, clocks)
+    follower = Follower(ears.find, ears.heard.append, clocks, pauses)
     follower.start()
     try:
         yield follower, ears
@@ -74,8 +105,9 @@ def test_a_snapshot_and_then_what_changes_of_it(decoder: Fake) -> None:
         decoder.says(BUSY)
         until(lambda: ears.heard[-1].snapshot == BUSY)
         decoder.says_raw(encode(Full(at=1.0, snapshot=BUSY)))
-        time.sleep(0.2)
-        assert len(ears.heard) == 3, "what says nothing new is not told"
+        decoder.says(LATER)
+        until(lambda: ears.heard[-1].snapshot == LATER)
+        assert len(ears.heard) == 4, "what says nothing new is not told"
 
 
 @pytest.mark.parametrize(
@@ -125,32 +157,95 @@ def test_nobody_there_and_then_somebody() -> None:
         assert ears.heard[-1].snapshot is None, "what a decoder said dies with it"
 
 
-def test_a_connection_that_ends_is_made_again_without_a_word(decoder: Fake) -> None:
-    with following(Place(decoder.url)) as (_, ears):
-        ears.await_state("connected")
-        decoder.hangs_up()
-        until(lambda: len(decoder.asked) == 2 and decoder.followers == 1)
-        decoder.says(BUSY)
-        until(lambda: ears.heard[-1].snapshot == BUSY)
-        assert ears.states == ["connecting", "connected", "connected"]
-
-
-def test_a_change_that_is_missing_leads_to_a_whole_snapshot(decoder: Fake) -> None:
-    with following(Place(decoder.url)) as (_, ears):
+def test_a_connection_that_has_held_is_made_again_at_once_and_without_a_word(
+    decoder: Fake,
+) -> None:
+    clocks, pauses = Hands(), Noted()
+    decoder.refusal = (503, "decoder_starting")
+    with following(Place(decoder.url), clocks, pauses) as (_, ears):
+        until(lambda: len(pauses.given) > 3)
+        decoder.refusal = None
         ears.await_state("connected")
         decoder.begins_with(BUSY)
+        before = len(pauses.given)
+        clocks.passed_s += HELD_S
+        decoder.hangs_up()
+        until(lambda: ears.heard[-1].snapshot == BUSY)
+        assert pauses.given[before:] == [pauses.first_s]
+        assert ears.states == ["connecting", "starting", "connected", "connected"]
+
+
+def test_who_hangs_up_behind_a_snapshot_is_trouble(decoder: Fake) -> None:
+    """What it said a moment ago is not what is there, however often it says that again."""
+    decoder.leaves = True
+    pauses = Noted()
+    with following(Place(decoder.url), Hands(), pauses) as (_, ears):
+        until(lambda: len(pauses.given) > 3)
+        assert pauses.given[:4] == [0.25, 0.5, 1.0, 2.0], "not as fast as it goes"
+        assert ears.states[:5] == ["connecting", *2 * ["connected", "refused"]]
+        assert (ears.heard[2].standing.reason, ears.heard[2].snapshot) == ("connection_lost", None)
+
+
+def test_a_decoder_that_dies_as_soon_as_it_was_found_is_not_shown_as_running(
+    decoder: Fake,
+) -> None:
+    with following(Place(decoder.url), Hands(), for_ever()) as (_, ears):
+        ears.await_state("connected")
+        decoder.close()
+        assert ears.await_state("refused").standing.reason == "connection_lost"
+
+
+def test_silence_behind_a_snapshot_is_trouble(
+    decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "SILENCE_S", 1.0)
+    pauses = Noted()
+    with following(Place(decoder.url), pauses=pauses) as (_, ears):
+        until(lambda: len(pauses.given) > 1)
+        # Silence is no use that a connection is of.
+        assert pauses.given[:2] == [0.25, 0.5]
+        assert ears.states[:3] == ["connecting", "connected", "refused"]
+        assert (ears.heard[2].standing.reason, ears.heard[2].snapshot) == ("no_answer", None)
+
+
+def test_what_a_sleep_has_ended_is_no_trouble(
+    decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sleepy(Clocks):
+        def slept(self) -> bool:
+            return True
+
+    monkeypatch.setattr(follow, "SILENCE_S", 0.4)
+    pauses = Noted()
+    with following(Place(decoder.url), Sleepy(), pauses) as (_, ears):
+        until(lambda: len(pauses.given) > 2)
+        assert set(pauses.given) == {pauses.first_s}
+        assert ears.states == ["connecting", "connected"]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_change_that_is_missing_leads_to_a_whole_snapshot(decoder: Fake, *, held: bool) -> None:
+    clocks = Hands()
+    with following(Place(decoder.url), clocks, Noted()) as (_, ears):
+        ears.await_state("connected")
+        decoder.begins_with(BUSY)
+        clocks.passed_s += HELD_S if held else 0.0
         decoder.says_raw(b'{"type":"change","at":0,"since":99,"revision":100}')
         until(lambda: ears.heard[-1].snapshot == BUSY)
-        assert set(ears.states) == {"connecting", "connected"}
+        # As the first that a connection says it may be all that it ever does.
+        between = [] if held else ["refused"]
+        assert ears.states == ["connecting", "connected", *between, "connected"]
+        assert ears.heard[2].standing.reason == ("" if held else "status_out_of_order")
 
 
 def test_another_version_is_said_to_be_one(decoder: Fake) -> None:
-    decoder.says_hello(b'{"type":"hello","at":0,"version":2,"new":true}')
+    other = f'{{"type":"hello","at":0,"version":{VERSION + 1},"new":true}}'
+    decoder.says_hello(other.encode())
     with following(Place(decoder.url)) as (_, ears):
         ears.await_state("version_differs")
 
 
-HELLO = b'{"type":"hello","at":0,"version":1,"process":"ab","full_every_s":10}'
+HELLO = encode(Hello(at=0.0, version=VERSION, process="ab", full_every_s=10.0))
 CHANGE = b'{"type":"change","at":0,"since":7,"revision":8}'
 
 
@@ -192,18 +287,17 @@ def test_what_comes_where_it_has_no_place_is_trouble(begins: bytes, goes_on: byt
     with fake() as wrong:
         wrong.says_hello(begins)
         wrong.goes_on = goes_on
-        with following(Place(wrong.url)) as (_, ears):
-            assert ears.await_state("refused").standing.reason == "status_out_of_place"
-            time.sleep(1.5)
-            # 0.25, 0.5 and 1 second apart, and so on: not as fast as it goes.
-            assert 2 <= len(wrong.asked) <= 4
+        pauses = Noted()
+        with following(Place(wrong.url), pauses=pauses) as (_, ears):
+            until(lambda: len(pauses.given) > 3)
+            assert pauses.given[:4] == [0.25, 0.5, 1.0, 2.0], "not as fast as it goes"
             assert ears.states == ["connecting", "refused"]
+            assert ears.heard[-1].standing.reason == "status_out_of_place"
 
 
 def test_who_hangs_up_before_there_is_a_snapshot_is_trouble() -> None:
-    with fake() as wrong, following(Place(wrong.url)) as (follower, ears):
+    with fake() as wrong, following(Place(wrong.url), pauses=for_ever()) as (_, ears):
         until(lambda: wrong.followers == 1)
-        follower._pauses = Pauses(60.0, 60.0)
         wrong.hangs_up()
         assert ears.await_state("refused").standing.reason == "connection_lost"
 
@@ -221,35 +315,22 @@ def test_nobody_sends_it_on(decoder: Fake, elsewhere: str) -> None:
 
 def test_a_second_hello_behind_a_snapshot_is_trouble_too(decoder: Fake) -> None:
     decoder.goes_on = HELLO
-    with following(Place(decoder.url)) as (_, ears):
-        until(lambda: "refused" in ears.states)
+    pauses = Noted()
+    with following(Place(decoder.url), Hands(), pauses) as (_, ears):
+        until(lambda: len(pauses.given) > 3)
+        assert pauses.given[:4] == [0.25, 0.5, 1.0, 2.0]
         said = next(told for told in ears.heard if told.standing.state == "refused")
         assert (said.standing.reason, said.snapshot) == ("status_out_of_place", None)
-        time.sleep(1.5)
-        assert len(decoder.asked) <= 4
-
-
-def test_a_connection_that_has_held_is_made_again_at_once(
-    decoder: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follow, "HELD_S", 0.2)
-    with following(Place(decoder.url)) as (follower, ears):
-        ears.await_state("connected")
-        follower._pauses = Pauses(longest_s=60.0)
-        follower._pauses._next_s = 60.0
-        time.sleep(0.4)
-        decoder.hangs_up()
-        until(lambda: len(decoder.asked) == 2, 3.0)
 
 
 def test_another_port_is_followed_at_once(decoder: Fake) -> None:
     with fake() as other:
         other.begins_with(BUSY)
-        with following(Place(decoder.url)) as (follower, ears):
+        with following(Place(decoder.url), pauses=Noted()) as (follower, ears):
             ears.await_state("connected")
             ears.place = Place(other.url)
             follower.look_again()
-            until(lambda: ears.heard[-1].snapshot == BUSY, 2.0)
+            until(lambda: ears.heard[-1].snapshot == BUSY)
             assert ears.heard[-1].standing.url == other.url
             until(lambda: decoder.followers == 0)
 
@@ -285,18 +366,17 @@ def test_over_plain_http_nobody_is_given_a_key_that_was_not_asked_for(
 ) -> None:
     decoder.refusal = refusal
     with following(Place(decoder.url, key="baton-secret")) as (_, ears):
-        until(lambda: len(ears.heard) == 2)
+        until(lambda: len(ears.heard) > 1)
     assert decoder.asked
     assert all("Authorization" not in headers for headers in decoder.asked)
 
 
 def test_a_key_that_is_not_the_right_one_is_tried_once_each_time(decoder: Fake) -> None:
     decoder.refusal = (401, "invalid_api_key")
-    with following(Place(decoder.url, key="baton-old")) as (follower, ears):
-        follower._pauses = Pauses(60.0, 60.0)
-        ears.await_state("key_needed")
-    assert ["Authorization" in headers for headers in decoder.asked[:2]] == [False, True]
-    assert len(decoder.asked) <= 4
+    with following(Place(decoder.url, key="baton-old"), pauses=Noted()) as (_, ears):
+        until(lambda: len(decoder.asked) > 4)
+    assert ["Authorization" in headers for headers in decoder.asked[:4]] == 2 * [False, True]
+    assert ears.states == ["connecting", "key_needed"]
 
 
 def test_over_tls_the_key_comes_with_the_first_question(tmp_path: Path) -> None:
@@ -337,24 +417,14 @@ def test_an_authority_in_the_file_vouches_for_nobody(tmp_path: Path) -> None:
         assert stranger.asked == [], "a key was given to a stranger"
 
 
-class Sleeper(Clocks):
-    """Clocks that a test can have part."""
-
-    def __init__(self) -> None:
-        self.slept_s = 0.0
-        super().__init__(lambda: time.monotonic() + self.slept_s)
-
-
 def test_after_a_sleep_the_decoder_is_tried_at_once() -> None:
-    port, clocks = free_port(), Sleeper()
-    with following(Place(f"http://127.0.0.1:{port}"), clocks) as (follower, ears):
+    port, clocks = free_port(), Hands()
+    with following(Place(f"http://127.0.0.1:{port}"), clocks, for_ever()) as (_, ears):
         ears.await_state("absent")
-        follower._pauses = Pauses(60.0, 60.0)  # it would not be tried for a minute
-        time.sleep(0.6)
         with fake(port) as decoder:
             decoder.begins_with(IDLE)
             clocks.slept_s = 3600.0
-            ears.await_state("connected", 8.0)
+            ears.await_state("connected")
 
 
 def test_clocks_that_are_corrected_are_no_sleep() -> None:
@@ -401,7 +471,7 @@ def test_another_port_is_followed_at_once_while_a_connection_is_being_opened(
             with taken:
                 ears.place = Place(decoder.url)
                 follower.look_again()
-                ears.await_state("connected", 4.0)
+                ears.await_state("connected")
 
 
 def test_a_follower_ends_at_once_whatever_it_waits_for(decoder: Fake) -> None:
