@@ -18,7 +18,7 @@ from app import settings
 from app.settings import DEFAULT_PORT
 from app.terminal import out, print_json
 from app.view.facts import Tone
-from app.view.standing import known_code
+from app.view.standing import known_code, one_line
 from app.view.summary import summary
 from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Snapshot
@@ -31,8 +31,6 @@ AS_SET: Final = f"as config.toml says, else {DEFAULT_URL}"
 
 MOST_KEYS_BYTES: Final = 1 << 16
 """Of a file of API keys: as many as `baton serve` takes."""
-
-_MOST_SAID: Final = 300
 
 TONE_STYLES: Final[Mapping[Tone, str]] = {
     "plain": "",
@@ -80,7 +78,7 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
         body = response.json()
         if response.status_code == 200 and isinstance(body, dict):
             return body
-        code, message = known_code(body["error"]["code"]), _said(body["error"]["message"])
+        code, message = known_code(body["error"]["code"]), one_line(str(body["error"]["message"]))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise TransferError(
             f"no decoder answers at {address}",
@@ -95,12 +93,6 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
         reason=code,
         hint="give --api-keys-file, as `baton serve` has it" if wants_key else None,
     )
-
-
-def _said(message: object) -> str:
-    """A sentence of another process for a terminal: one line that does nothing there."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in str(message)[:_MOST_SAID])
-    return shown if len(str(message)) <= _MOST_SAID else f"{shown}…"
 
 
 def decoders_address(typed: str | None) -> str:

@@ -82,10 +82,11 @@ def sentence(standing: Standing) -> tuple[str, Tone]:
     if not standing.reason:
         return words, tone
     if standing.state == "refused":
-        words = _line(standing.said) or _REASONS.get(standing.reason, words)
+        words = one_line(standing.said) or _REASONS.get(standing.reason, words)
     return f"{words} ({known_code(standing.reason)})", tone
 
 
-def _line(said: str) -> str:
+def one_line(said: str) -> str:
+    """What somebody says, as one line of any surface: printable, and cut."""
     shown = "".join(letter if letter.isprintable() else " " for letter in said)
     return shown if len(shown) <= _MOST_SAID else f"{shown[:_MOST_SAID]}…"

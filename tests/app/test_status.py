@@ -264,4 +264,4 @@ def test_what_answers_with_no_code_of_ours_is_not_quoted(code: object) -> None:
         fetch_status(address)
     assert refused.value.reason == "unknown"
     assert refused.value.message.isprintable()
-    assert len(refused.value.message) < 400
+    assert len(refused.value.message) < 250
