@@ -21,10 +21,8 @@ from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen,
 from app.discovery import Seen as Answered
 from app.discovery import browse
 from app.node_registry import Registry, link_name
-from app.status import DEFAULT_URL, base_url
 from app.view.comparisons import History, history
 from app.view.nodes import NO_PRODUCER, Producer, producers
-from mac_decoder.config import DecoderConfig
 from protocol.control.messages import Description
 from protocol.errors import BatonError, RequestError, TransferError
 from protocol.identity import Identity, identity_differences
@@ -33,7 +31,7 @@ from protocol.status.snapshot import Nodes
 from trust.control import Control
 from trust.own import machine_name
 from trust.peers import Peer
-from trust.secrets import Choice, default_choice
+from trust.secrets import Choice
 
 log = logging.getLogger(__name__)
 
@@ -268,12 +266,10 @@ class NodesPage:
 
     def _sends(self, peer: Peer) -> Html:
         """The command that sends a producer this machine's model."""
+        # All is said: whoever types it has settings that need not be those of this decoder.
         words = ["baton", "node", "send", peer.name]
-        if self._state != DecoderConfig(model="").state_path.parent:
-            words += ["--state-dir", str(self._state)]
-        if self._secrets != default_choice():
-            words += ["--secrets", self._secrets]
-        if self._address is not None and self._address != base_url(DEFAULT_URL):
+        words += ["--state-dir", str(self._state.absolute()), "--secrets", self._secrets]
+        if self._address is not None:
             words += ["--url", self._address]
         return tag("code", shlex.join(words), class_="command")
 

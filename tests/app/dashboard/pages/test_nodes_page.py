@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from contextlib import nullcontext
 from html import unescape
 from pathlib import Path
@@ -18,6 +20,8 @@ from app.dashboard.pages.nodes import NodesPage
 from app.dashboard.pages.screen import Rows
 from app.discovery import Seen
 from app.node_pairing import Kept
+from app.status import DEFAULT_URL
+from mac_decoder.config import DecoderConfig
 from protocol.control.messages import Description, ProducerState
 from protocol.errors import TransferError
 from protocol.identity import Identity
@@ -26,6 +30,7 @@ from protocol.status.snapshot import LinkName
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import IDLE, with_node
 from trust.peers import Address
+from trust.secrets import default_choice
 
 pytestmark = pytest.mark.anyio
 
@@ -161,6 +166,23 @@ async def test_a_producer_that_lacks_the_model_says_what_to_do(
     assert ("--url http://127.0.0.1:8123" in shown) == bool(says)
     assert says in shown
     page.close()
+
+
+@pytest.mark.parametrize("given", ["", "kept here"])
+async def test_the_shown_command_leaves_nothing_to_the_settings_of_who_types_it(given: str) -> None:
+    """What is usual here may be set otherwise there: the file may name another decoder."""
+    usual = DecoderConfig(model="").state_path.parent
+    page = NodesPage(Path(given) if given else usual, default_choice())
+    decoder = msgspec.structs.replace(IDLE.decoder, address=DEFAULT_URL)
+    page.draw(seen(msgspec.structs.replace(IDLE, decoder=decoder)))
+    shown = unescape(page._sends(cast(Any, SimpleNamespace(name="attic"))))
+    typed = shlex.split(re.sub("<[^>]*>", "", shown))
+    assert typed[:4] == ["baton", "node", "send", "attic"]
+    assert dict(zip(typed[4::2], typed[5::2], strict=True)) == {
+        "--state-dir": str(Path.cwd() / given if given else usual),
+        "--secrets": default_choice(),
+        "--url": DEFAULT_URL,
+    }
 
 
 async def test_who_answers_can_be_chosen(page: NodesPage, monkeypatch: pytest.MonkeyPatch) -> None:
