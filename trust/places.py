@@ -65,7 +65,8 @@ class Place:
 
     Any process of this user may use it at the same time, and be killed at any moment: a file
     is always the old one or the new one. Made when something is first written. Every method
-    raises ``ConfigError``: ``directory_exposed`` if others may enter, ``directory_unusable``.
+    raises ``ConfigError``: ``directory_exposed`` if others may enter, ``directory_unusable``, also
+    where what is no file lies in the place of the lock.
     """
 
     def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
@@ -80,7 +81,7 @@ class Place:
         with _usable(self.path), self._entered() as directory:
             if directory is None:
                 return []
-            with _shared(directory) as shared:
+            with _shared(directory, self.path) as shared:
                 found = os.listdir(directory)
         # Without a lock nobody wrote yet, or somebody has just begun to.
         quiet = shared if shared is not None else _LOCK not in found
@@ -254,8 +255,7 @@ class Place:
     def _alone(self, directory: int) -> Iterator[None]:
         """While the lock is held. Raises ``ConfigError`` (``state_dir_locked``), ``OSError``."""
         with contextlib.ExitStack() as stack:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+            lock = _open_lock(directory, self.path, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, lock)
             until = time.monotonic() + self._patience_s
             while not _locked(lock, fcntl.LOCK_EX):
@@ -337,20 +337,23 @@ def _durably(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        hint = "check the free space and the permissions of the directory"
+        if path.is_dir() and not path.is_symlink():
+            hint = f"remove {path}, which is no file but a directory"
         raise ConfigError(
             f"{path} could not be written to disk: {_why(error)}.",
             reason="trust_not_durable",
             field=path.name,
-            hint="check the free space and the permissions of the directory",
+            hint=hint,
         ) from error
 
 
 @contextlib.contextmanager
-def _shared(directory: int) -> Iterator[bool | None]:
+def _shared(directory: int, path: Path) -> Iterator[bool | None]:
     """Whether nobody writes, nor begins to before the block ends; ``None`` without a lock."""
     lock = None
     with contextlib.suppress(OSError):
-        lock = os.open(_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+        lock = _open_lock(directory, path, os.O_RDONLY)
     if lock is None:
         yield None
         return
@@ -358,6 +361,29 @@ def _shared(directory: int) -> Iterator[bool | None]:
         yield _locked(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
+
+
+def _open_lock(directory: int, path: Path, flags: int) -> int:
+    """The open lock of the directory at ``path``.
+
+    Raises ``OSError``, and ``ConfigError`` where it is no file. That is not replaced: of two who
+    did so, each would hold another lock. Nor is it waited for: it may be a pipe.
+    """
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # Opening does not say of all that is no file what it is.
+        mode = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False).st_mode
+        if stat.S_ISREG(mode):
+            raise
+        raise _no_lock(path) from error
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
+        os.close(lock)
+        raise _no_lock(path)
+    return lock
 
 
 def _locked(lock: int, how: int) -> bool:
@@ -407,6 +433,15 @@ def _unusable(path: Path, why: str) -> ConfigError:
         reason="directory_unusable",
         field=path.name,
         hint="it must be a directory of this user, not a link; see --state-dir",
+    )
+
+
+def _no_lock(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path / _LOCK} is no file, and so nobody can lock the directory.",
+        reason="directory_unusable",
+        field=path.name,
+        hint=f"remove {path / _LOCK}; it is made anew, and nothing is kept in it",
     )
 
 

@@ -7,10 +7,13 @@ import os
 import random
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -184,8 +187,51 @@ def test_a_lock_that_is_a_link_is_not_followed(place: Place, tmp_path: Path) -> 
     place.write("a", b"one")
     (place.path / ".lock").unlink()
     (place.path / ".lock").symlink_to(tmp_path / "victim")
-    assert refusal(place.write, "a", b"two").reason == "trust_not_durable"
+    assert refusal(place.write, "a", b"two").reason == "directory_unusable"
     assert not (tmp_path / "victim").exists()
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one, chdir(path.parent):
+        one.bind(path.name)  # whole paths of tests are too long for it
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: os.mkfifo(path, 0o600),
+        lambda path: path.mkdir(0o700),
+        lambda path: path.symlink_to("a"),
+        lambda path: path.symlink_to("nowhere"),
+        _socket,
+    ],
+    ids=["pipe", "directory", "link", "dangling", "socket"],
+)
+def test_what_is_no_file_in_place_of_the_lock_is_refused_at_once(
+    place: Place, make: Callable[[Path], None]
+) -> None:
+    place.write("a", b"one")
+    (place.path / ".lock").unlink()
+    make(place.path / ".lock")
+    began = time.monotonic()
+    before = len(os.listdir("/dev/fd"))
+    for call in (
+        place.names,
+        lambda: place.write("a", b"two"),
+        lambda: place.create("b", b"two"),
+        lambda: place.remove("a"),
+        lambda: place.rewrite("a", 1000, KIND, lambda found: found + b"two"),
+        lambda: place.alone().__enter__(),
+    ):
+        error = refusal(call)
+        assert error.reason == "directory_unusable"
+        assert ".lock" in error.message
+        assert error.hint is not None
+        assert error.hint.startswith("remove ")
+    assert time.monotonic() - began < 1
+    assert len(os.listdir("/dev/fd")) == before, "nothing is left open"
+    assert read(place) == b"one"
+    assert not list(place.path.glob("b"))
 
 
 def test_what_is_no_file_is_refused_at_once(place: Place) -> None:
@@ -194,6 +240,10 @@ def test_what_is_no_file_is_refused_at_once(place: Place) -> None:
     (place.path / "folder").mkdir(0o700)
     for name in ("fifo", "folder"):
         assert refusal(read, place, name).reason == "test_unreadable"
+    for call in (lambda: place.write("folder", b"two"), lambda: place.remove("folder")):
+        error = refusal(call)
+        assert error.reason == "trust_not_durable"
+        assert error.hint == f"remove {place.path / 'folder'}, which is no file but a directory"
 
 
 def test_a_file_is_not_read_beyond_its_bound(place: Place) -> None:

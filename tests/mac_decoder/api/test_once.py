@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mac_decoder.api.once import DIRECTORY, MOST, VALID_S, Once
-from protocol.errors import CapacityError
+from protocol.errors import CapacityError, ConfigError
 
 PORT = 8000
 
@@ -202,3 +202,16 @@ def test_they_are_few(once: Once, clock: Clock) -> None:
     assert caught.value.reason == "too_many_logins"
     clock.now += VALID_S
     once.leave()
+
+
+def test_a_pipe_in_place_of_the_lock_is_told_and_not_waited_for(once: Once, tmp_path: Path) -> None:
+    token = once.leave()
+    lock = tmp_path / DIRECTORY / ".lock"
+    lock.unlink()
+    os.mkfifo(lock, 0o600)
+    with pytest.raises(ConfigError) as refused:
+        once.leave()
+    assert refused.value.reason == "directory_unusable"
+    assert not once.take(token)
+    lock.unlink()
+    assert once.take(token), "nobody has used it"
