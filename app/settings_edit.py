@@ -10,12 +10,12 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 import tomlkit
 import tomlkit.exceptions
-from tomlkit.items import AbstractTable, InlineTable
 
 from app import settings
 from app.settings import Table
@@ -34,13 +34,17 @@ def put(table: Table, key: str, value: str, path: Path | None = None) -> Path:
     # A link stays one: the file that it means is replaced.
     real = Path(os.path.realpath(file))
     before = settings.content(file)
-    text = edited(before.decode() if before else "", table, key, value, str(file))
+    made = edited(before.decode() if before else "", table, key, value, str(file)).encode()
+    if len(made) > settings.MAX_BYTES:
+        why = f"it would have more than {settings.MAX_BYTES} bytes, which nobody reads"
+        raise _unwritable(str(file), why, "make it shorter")
     try:
         mode = stat.S_IMODE(real.stat().st_mode) if before is not None else _PRIVATE
         real.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(real, text.encode(), mode)
+        _replace(real, made, mode)
     except OSError as error:
-        raise _unwritable(str(file), error.strerror or type(error).__name__) from error
+        why = error.strerror or type(error).__name__
+        raise _unwritable(str(file), why, _by_hand(table, key)) from error
     return file
 
 
@@ -51,15 +55,17 @@ def edited(text: str, table: Table, key: str, value: str, name: str = "config.to
     ``settings_unwritable``.
     """
     if not value.isprintable():
-        raise _unwritable(name, f"{value!a} is no printable text")
+        why = f"{value!a} is no printable text"
+        raise _unwritable(name, why, "choose a name of printable characters")
     try:
         found = tomllib.loads(text)
         document = tomlkit.parse(text)
         if table not in document:
             document[table] = tomlkit.table()
         inner = document[table]
-        if not isinstance(inner, AbstractTable | InlineTable):
-            raise _unwritable(name, f"{table} is no table")
+        # A table in several places, as dotted keys make one, is none of tomlkit's own tables.
+        if not isinstance(inner, MutableMapping):
+            raise _unwritable(name, f"{table} is no table", f"make a table of {table}")
         inner[key] = value
         made = tomlkit.dumps(document)
         said = tomllib.loads(made)
@@ -72,7 +78,8 @@ def edited(text: str, table: Table, key: str, value: str, name: str = "config.to
         ) from error
     wanted: dict[str, Any] = {**found, table: {**found.get(table, {}), key: value}}
     if said != wanted:
-        raise _unwritable(name, f"nothing but {key} would have changed")
+        why = f"more than {key} would have changed"
+        raise _unwritable(name, why, _by_hand(table, key))
     return made
 
 
@@ -89,10 +96,11 @@ def _replace(file: Path, content: bytes, mode: int) -> None:
             raise
 
 
-def _unwritable(name: str, why: str) -> ConfigError:
+def _by_hand(table: Table, key: str) -> str:
+    return f"by hand: {key} below [{table}], or {table}.{key} where the file is written like that"
+
+
+def _unwritable(name: str, why: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"{name} cannot be changed: {why}",
-        reason="settings_unwritable",
-        field="config",
-        hint='write it there by hand: model = "DIRECTORY" below [serve]',
+        f"{name} cannot be changed: {why}", reason="settings_unwritable", field="config", hint=hint
     )

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from app import settings
@@ -49,6 +49,55 @@ def test_other_ways_to_write_a_table_are_understood(text: str) -> None:
     before = tomllib.loads(text)
     said = tomllib.loads(edited(text, "serve", "model", "/new"))
     assert said == {"serve": {**before["serve"], "model": "/new"}}
+
+
+DOTTED = """\
+serve.port = 8123  # not 8000
+produce.port = 9000
+serve.model = "/old" # the small one
+"""
+
+
+def test_dotted_keys_stay_dotted() -> None:
+    assert edited(DOTTED, "serve", "model", "/new") == DOTTED.replace("/old", "/new")
+    without = "".join(line for line in DOTTED.splitlines(True) if "model" not in line)
+    made = edited(without, "serve", "model", "/new")
+    assert [line for line in made.splitlines() if "model" not in line] == without.splitlines()
+    assert "[serve]" not in made
+    assert tomllib.loads(made)["serve"] == {"port": 8123, "model": "/new"}
+
+
+_LINES = {
+    "dotted": ["serve.port = 1", "serve.no-disk = true # mine", 'serve.model = "/old"'],
+    "others": ["produce.port = 2", "# a comment", ""],
+}
+
+
+@given(
+    st.permutations(_LINES["dotted"] + _LINES["others"]).flatmap(
+        lambda lines: st.integers(0, len(lines)).map(lambda count: lines[:count])
+    ),
+    st.sampled_from(["", "[produce.more]\n", "[more]\nserve = 1\n", "[serve.more]\nx = 1\n"]),
+)
+def test_whatever_the_order_everything_else_stays(lines: list[str], after: str) -> None:
+    text = "".join(f"{line}\n" for line in lines) + after
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        reject()
+    made = edited(text, "serve", "model", "/new")
+    said = tomllib.loads(made)
+    assert said == {**found, "serve": {**found.get("serve", {}), "model": "/new"}}
+    kept = [line for line in text.splitlines() if "model" not in line and line]
+    assert [line for line in made.splitlines() if line in kept] == kept
+
+
+def test_what_is_no_table_is_refused() -> None:
+    for text in ("serve = 3\n", "[[serve]]\nport = 1\n"):
+        with pytest.raises(ConfigError) as refused:
+            edited(text, "serve", "model", "/new")
+        assert refused.value.reason == "settings_unwritable"
+        assert "is no table" in refused.value.message
 
 
 @given(
@@ -122,3 +171,22 @@ def test_what_cannot_be_read_or_written_stays_as_it_is(file: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         put("serve", "model", "/new")
     assert refused.value.reason in ("settings_unwritable", "settings_unreadable")
+
+
+def test_a_file_that_would_be_too_long_to_be_read_is_not_written(file: Path) -> None:
+    file.parent.mkdir()
+    line = 'model = "/new"\n'
+    most = settings.MAX_BYTES - len("[serve]\n") - len(line) - len("#\n")
+    file.write_text(f"#{'x' * most}\n[serve]\n")
+    put("serve", "model", "/new")
+    assert file.stat().st_size == settings.MAX_BYTES
+    assert settings.named("serve", "model") == "/new"
+    whole = file.read_text()
+    with pytest.raises(ConfigError) as refused:
+        put("serve", "model", "/newer")
+    assert refused.value.reason == "settings_unwritable"
+    assert str(settings.MAX_BYTES) in refused.value.message
+    assert refused.value.hint is not None
+    assert "shorter" in refused.value.hint
+    assert file.read_text() == whole
+    assert os.listdir(file.parent) == ["config.toml"]
