@@ -154,7 +154,7 @@ def qualify(
     state_dir: StateDir = None,
     secrets: SecretsChoice = None,
 ) -> None:
-    """Compare a producer's rows with this machine's anew, and measure it."""
+    """Qualify a producer anew: compare its rows with this machine's, and measure it."""
     registry, decoder = Registry(state_dir, secrets), Decoder(decoders_address(url), api_keys_file)
     peer = registry.peers.named(name)
     try:
@@ -163,7 +163,7 @@ def qualify(
         registry.forget_verdict(peer)
         decoder.wait(
             link_name(peer),
-            f"{peer.name}: compare its rows with this machine's",
+            f"{peer.name}: qualify, comparing its rows with this machine's",
             lambda: registry.verdict(peer) is not None,
         )
     except TransferError as error:
@@ -239,7 +239,7 @@ def _describe(peer: Peer) -> Description | None:
 
 
 def _await_health(decoder: Decoder, peer: Peer, settle_s: float) -> None:
-    title = f"{peer.name}: compare its rows with this machine's"
+    title = f"{peer.name}: qualify, comparing its rows with this machine's"
     try:
         decoder.wait(link_name(peer), title, settle_s=settle_s)
     except TransferError as error:
@@ -257,8 +257,8 @@ def _not_running(decoder: Decoder) -> str:
 
 
 def _still(error: TransferError) -> str:
-    """Comparing takes longer than anybody should wait here, which is nobody's fault."""
-    return f"still being compared ({escape(str(error.found))}): see `baton node list` later"
+    """Qualifying takes longer than anybody should wait here, which is nobody's fault."""
+    return f"still being qualified ({escape(str(error.found))}): see `baton node list` later"
 
 
 def _print_list(

@@ -24,10 +24,10 @@ KeysFile = Annotated[
 ]
 
 PATIENCE_S: Final = 120.0
-"""How long a decoder may take to meet a producer and to compare rows."""
+"""How long a decoder may take to meet a producer and to qualify it."""
 
 STILL: Final = "producer_qualifying"
-"""The reason of a link whose producer is being compared."""
+"""The reason of a link whose producer is being qualified."""
 
 _LOOK_S: Final = 0.5
 _SETTLE_S: Final = 15.0

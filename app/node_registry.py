@@ -77,7 +77,7 @@ class Registry:
         return self._verdicts.of(peer.fingerprint)
 
     def forget_verdict(self, peer: Peer) -> None:
-        """Have a running decoder, or the next one, compare a peer's rows anew."""
+        """Have a running decoder, or the next one, qualify a peer anew."""
         self._verdicts.forget(peer.fingerprint)
 
 

@@ -41,7 +41,7 @@ class DecoderConfig(
     directory's name if ``None``). ``producers`` are ``wss://`` URLs, each with its file of
     ``pairings`` in the same order, or one ``ws://`` URL of this machine with ``key`` (32 bytes);
     the paired ones come on top.
-    ``qualify_every_h`` is how many hours a comparison of a paired producer's rows is good for.
+    ``qualify_every_h`` is how many hours a paired producer's qualification is good for.
     ``remote_threshold`` is in prompt tokens (``None``: from measured rates); ``cache_bytes``
     bounds the caches of requests (0: measured, see ``engine/memory.py``); ``prefill_step`` is
     the tile of local prefill in tokens (0: by device); ``blas`` is what multiplies on a processor
@@ -281,7 +281,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=24.0,
         metavar="HOURS",
-        help="compare a paired producer's rows with this machine's, 0 for never (%(default)s)",
+        help="qualify a paired producer again after so many hours, 0 for never (%(default)s)",
     )
     add("--lane", choices=("auto", "local", "remote"), default="auto", help="who may prefill")
     add("--remote-threshold", type=int, metavar="N", help="ask the producer from N tokens on")

@@ -141,9 +141,7 @@ class AddNode(Window):
         self.words.clear()  # they are spent
         name = paired.peer.name
         if paired.lacks is None:
-            self._finish(
-                f"Paired with {name}. {paired.remark or 'The decoder compares its rows now.'}"
-            )
+            self._finish(f"Paired with {name}. {paired.remark or 'The decoder qualifies it now.'}")
             return
         self._paired = paired
         size = human_bytes(paired.lacks.manifest.nbytes)

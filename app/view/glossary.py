@@ -36,11 +36,11 @@ MEANINGS: Final[Mapping[str, str]] = {
     "recipe": "Who computed the rows of a cache, on what device and in what precision.",
     "row": "What a cache holds of one token, in one layer of the model.",
     "tile": "How many tokens a producer computes at a time.",
-    "comparison": (
-        "Before a producer is used, and once a day, the same tokens are computed on both "
-        "machines, and the rows that come out are compared."
+    "qualify": (
+        "To compare what a producer computes with this machine's own: the same tokens on both, "
+        "and the rows that come out. Before it is used, and once a day."
     ),
-    "qualifying": "Connected, and compared with this machine before anything is asked of it.",
+    "qualifying": "Connected, and being qualified: nothing is asked of it before.",
     "unfit": "Connected, but its rows differ from this machine's: nothing is asked of it.",
     "down": "It cannot be reached, which is tried again and again.",
     "refused": "Reached, but of another release, model or key.",
@@ -57,34 +57,33 @@ MEANINGS: Final[Mapping[str, str]] = {
 }
 """In the order in which a page lists them: what others are explained by comes first."""
 
-PHASES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "queue": ("waiting", "queue", "for its turn"),
-    "failed_restore": ("failed restore", "failed", "a cache that could not be restored"),
-    "failed_handoff": ("failed handoff", "failed", "a handoff that did not come to its end"),
-    "lookup": ("looking up", "lookup", "what is kept of this prompt"),
-    "read": ("reading", "wire", "the cache, from disk"),
-    "compute": ("computing", "compute", "the rest of the prompt"),
-    "wire": ("transfer", "wire", "what of the transfer took longer than computing"),
-    "verify": ("checking", "verify", "every byte"),
-    "place": ("placing", "install", "the cache in memory"),
-    "compose": ("joining", "install", "held rows with those that were received"),
-    "swap": ("swapping in", "install", "all layers at once"),
-    "install": ("installing", "install", "the cache in the engine"),
+PHASES: Final[Mapping[str, tuple[str, str]]] = {
+    "queue": ("waiting", "for its turn"),
+    "failed_restore": ("failed restore", "a cache that could not be restored"),
+    "failed_handoff": ("failed handoff", "a handoff that did not come to its end"),
+    "lookup": ("looking up", "what is kept of this prompt"),
+    "read": ("reading", "the cache, from disk"),
+    "compute": ("computing", "the rest of the prompt"),
+    "wire": ("transfer", "what of the transfer took longer than computing"),
+    "verify": ("checking", "every byte"),
+    "place": ("placing", "the cache in memory"),
+    "compose": ("joining", "held rows with those that were received"),
+    "swap": ("swapping in", "all layers at once"),
+    "install": ("installing", "the cache in the engine"),
     "boundary_decode": (
         "last prompt token",
-        "decode",
         "which is always computed here, and gives the first token of the answer",
     ),
-    "decode": ("decoding", "decode", "the rest of the answer"),
+    "decode": ("decoding", "the rest of the answer"),
 }
 """Phases by the code that answers have them by, in the order in which they happen: what they are
-called, the colour of each, and what is done."""
+called, and what is done."""
 
 WORDS: Final[Mapping[Page, tuple[str, ...]]] = {
     "now": (
         *("token", "prefill", "decode", "producer", "cache", "reuse"),
         *("live", "resident", "durable", "remote", "local"),
-        *("hit", "first token", "moving average", "handoff", "comparison"),
+        *("hit", "first token", "moving average", "handoff", "qualify"),
     ),
     "requests": (
         *("token", "prefill", "decode", "producer", "cache", "reuse"),
@@ -98,7 +97,7 @@ WORDS: Final[Mapping[Page, tuple[str, ...]]] = {
     ),
     "nodes": (
         *("producer", "prefill", "handoff", "moving average", "tile"),
-        *("comparison", "qualifying", "unfit", "down", "refused", "row", "largest difference"),
+        *("qualify", "qualifying", "unfit", "down", "refused", "row", "largest difference"),
     ),
     "try": (
         *("token", "prefill", "producer", "cache", "reuse"),
@@ -116,11 +115,9 @@ def listed(page: Page) -> tuple[tuple[str, str], ...]:
     here = WORDS[page]
     assert not {*here} - {*MEANINGS}
     said = tuple((word, meaning) for word, meaning in MEANINGS.items() if word in here)
-    return said + (phases() if page in _WITH_PHASES else ())
+    return said + (_phases() if page in _WITH_PHASES else ())
 
 
-def phases() -> tuple[tuple[str, str], ...]:
+def _phases() -> tuple[tuple[str, str], ...]:
     """What the parts of a stacked bar are, by what they are called."""
-    return tuple(
-        (called, f"{means[0].upper()}{means[1:]}.") for called, _, means in PHASES.values()
-    )
+    return tuple((called, f"{means[0].upper()}{means[1:]}.") for called, means in PHASES.values())

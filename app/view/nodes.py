@@ -1,4 +1,4 @@
-"""The producers: whether they can be used, how fast they are, what their comparison found."""
+"""The producers: whether they can be used, how fast they are, how they qualified."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _producer(node: Node, path: str, now: float) -> Producer:
                 term="moving average",
             ),
             facts.size_rate(
-                "transfer", node.wire_bytes_per_s, f"{path}.wire_bytes_per_s", note="moving average"
+                "link", node.wire_bytes_per_s, f"{path}.wire_bytes_per_s", note="moving average"
             ),
             facts.time("round trip", node.round_trip_ms, f"{path}.round_trip_ms"),
             facts.time(
@@ -121,11 +121,11 @@ def _producer(node: Node, path: str, now: float) -> Producer:
 def _qualified(node: Node, path: str, now: float) -> tuple[Fact, ...]:
     found = node.qualified
     if found is None:
-        # What was found before is forgotten when it is compared anew.
+        # What was found before is forgotten when it is qualified anew.
         told = "under way" if node.state == "qualifying" else None
-        return (facts.text("compared", told, term="comparison"),)
+        return (facts.text("when", told),)
     return (
-        facts.text("compared", words.ago(found.at, now), term="comparison"),
+        facts.text("when", words.ago(found.at, now)),
         facts.text(
             "rows",
             "alike" if found.fit else "differ",

@@ -28,7 +28,7 @@ MEANINGS: Final[dict[str, str]] = {
     "producer_backlog": "Too much waits at the producer.",
     "producer_probe": "Asked so that the measured rates stay true.",
     "producer_down": "The producer cannot be reached.",
-    "producer_qualifying": "The producer is being compared with this machine.",
+    "producer_qualifying": "The producer is being qualified: compared with this machine.",
     "producer_unfit": "The producer's rows differ from this machine's.",
     "reuse_off": "The request asked for no reuse.",
 }

@@ -53,6 +53,24 @@ ENDINGS: Final[Mapping[str, str]] = {
 
 DECODE: Final = "decode"
 
+KINDS: Final[Mapping[str, str]] = {
+    "queue": "queue",
+    "failed_restore": "failed",
+    "failed_handoff": "failed",
+    "lookup": "lookup",
+    "read": "wire",
+    "compute": "compute",
+    "wire": "wire",
+    "verify": "verify",
+    "place": "install",
+    "compose": "install",
+    "swap": "install",
+    "install": "install",
+    "boundary_decode": "decode",
+    DECODE: "decode",
+}
+"""The kind of each phase, which has the colour of its part of a bar."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -154,8 +172,8 @@ def segments(
 
 
 def _segment(name: str, known: Figure, path: str, share: float) -> Segment:
-    label, kind, note = PHASES.get(name, (name.replace("_", " "), "compute", ""))
-    return Segment(label, kind, share, facts.time(label, known, path), note)
+    label, note = PHASES.get(name, (name.replace("_", " "), ""))
+    return Segment(label, KINDS.get(name, "compute"), share, facts.time(label, known, path), note)
 
 
 def _running(one: InHand, path: str, nodes: Nodes, now: float) -> Running:

@@ -532,4 +532,4 @@ def test_a_comparison_that_takes_longer_is_no_failure(
     said = {"state": "qualifying", "reason": "producer_qualifying", "detail": "probe 2 of 3"}
     with decoder(**said) as url:
         shown = done(baton(state, "qualify", "gb10", url=url)).stderr
-    assert "still being compared (probe 2 of 3)" in " ".join(shown.split())
+    assert "still being qualified (probe 2 of 3)" in " ".join(shown.split())

@@ -1,4 +1,4 @@
-"""Nodes: the producers, how their rows compared with this decoder's, and pairing with them."""
+"""Nodes: the producers, how they qualified, and pairing with them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen,
 from app.discovery import Seen as Answered
 from app.discovery import browse
 from app.node_registry import Registry, link_name
-from app.view.comparisons import History, history
 from app.view.nodes import NO_PRODUCER, Producer, producers
+from app.view.qualifications import History, history
 from protocol.control.messages import Description
 from protocol.errors import BatonError, RequestError, TransferError
 from protocol.identity import Identity, identity_differences
@@ -205,7 +205,7 @@ class NodesPage:
                 found=node.detail,
             )
         await asyncio.to_thread(lambda: self._open_registry().forget_verdict(peer))
-        return f"{peer.name} is compared anew."
+        return f"{peer.name} is being qualified anew."
 
     async def _rotate(self, peer: Peer) -> str:
         kept = await asyncio.to_thread(lambda: node_pairing.renew(self._open_registry(), peer))
@@ -329,20 +329,21 @@ def _described(peer: Peer) -> Description | BatonError:
 
 
 def _serves(found: Description | BatonError, ours: Identity | None) -> _Serving:
-    """What a producer serves, and what comes of it: it is compared where the model is the same."""
+    """What a producer serves, and what comes of it: it is qualified where the model is the same."""
     if isinstance(found, BatonError):
         return _Serving(f"It does not say what it serves ({found.reason}).")
     if found.state == "waiting":
         return _Serving("It has no model, and is not used until it has this machine's.", lacks=True)
     model = found.model or "a model"
     if found.identity is None:
-        return _Serving(f"It loads {model}, and is compared with this machine once it has.")
+        return _Serving(f"It loads {model}, and will be qualified once it has.")
     if ours is None:
-        return _Serving(f"It serves {model}, and is compared once this machine has loaded its own.")
+        text = f"It serves {model}, and will be qualified once this machine has loaded its own."
+        return _Serving(text)
     if identity_differences(ours, found.identity):
         text = f"It serves another model ({model}), and is not used until it has this machine's."
         return _Serving(text, lacks=True)
-    return _Serving(f"It serves {model}, and is compared with this machine now.")
+    return _Serving(f"It serves {model}, and is being qualified.")
 
 
 def _lacks(text: str, command: Html) -> Html:
@@ -410,7 +411,7 @@ def _node(one: Producer, known: _Known | None, may_manage: bool, lacks: Html) ->
         tag("p", one.detail, class_="none") if one.detail else NOTHING,
         lacks,
         parts.facts(one.facts, "facts two"),
-        tag("h3", "Latest comparison"),
+        tag("h3", parts.term("Latest qualification", "qualify")),
         parts.facts(one.qualified, "facts two"),
         joined(tag("h3", "Failures"), parts.facts(one.failures, "facts two"))
         if one.failures
@@ -439,7 +440,7 @@ def _actions(link: str, may_manage: bool) -> Html:
                 disabled=not may_manage,
             )
             for text, does in (
-                ("Compare now", "qualify"),
+                ("Qualify now", "qualify"),
                 ("New key", "rotate"),
                 ("Remove", "remove"),
             )
@@ -454,7 +455,7 @@ def _history(past: History | None) -> Html:
     titles = ("When", "", "Rows", "Largest difference", "Allowed", "Found in")
     return tag(
         "details",
-        tag("summary", tag("b", f"Comparisons ({len(past.compared)})")),
+        tag("summary", tag("b", f"Qualifications ({len(past.past)})")),
         tag("p", tag("small", f"Here {past.here}; there {past.there}")),
         tag(
             "div",
@@ -489,7 +490,7 @@ def _history(past: History | None) -> Html:
                             tag("td", each.allowed, class_="number"),
                             tag("td", each.where),
                         )
-                        for each in past.compared
+                        for each in past.past
                     ),
                 ),
                 class_="cuts",
@@ -497,7 +498,7 @@ def _history(past: History | None) -> Html:
             class_="scroll",
             tabindex="0",
             role="group",
-            aria_label="Comparisons",
+            aria_label="Qualifications",
         ),
         class_="past",
     )

@@ -70,10 +70,10 @@ def term(text: str, word: str) -> Html:
 
 def glossary(page: Page) -> Html:
     """Baton's own words that stand on a page, at its foot."""
-    words = listed(page)
-    rows = (tag("div", tag("dt", word), tag("dd", says), class_="fact") for word, says in words)
+    meanings = listed(page)
+    rows = (tag("div", tag("dt", word), tag("dd", says), class_="fact") for word, says in meanings)
     # What is folded away is told to nobody; what is hidden is where something refers to it.
-    told = (tag("span", says, id=_named(word)) for word, says in words)
+    told = (tag("span", says, id=_named(word)) for word, says in meanings)
     return tag(
         "div",
         tag(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ from app.dashboard.pages.requests import RequestsPage, details
 from app.dashboard.pages.screen import Page as Drawable
 from app.dashboard.pages.walk import Walk
 from app.view.glossary import MEANINGS, PHASES, WORDS, Page, listed
-from app.view.requests import SOURCES, ended
+from app.view.requests import KINDS, SOURCES, ended
 from tests.app.dashboard.pages.drawing import seen
 from tests.app.view.snapshots import IDLE, NOW
 
@@ -55,3 +56,10 @@ def test_every_source_and_every_phase_that_is_shown_is_explained() -> None:
         words: Any = {word for word, _ in listed(page)}
         assert {*SOURCES} - {"mixed"} <= words
         assert {called for called, *_ in PHASES.values()} <= words
+
+
+def test_every_phase_has_a_colour() -> None:
+    assert {*KINDS} == {*PHASES}
+    style = (resources.files("app.dashboard") / "assets" / "baton.css").read_text()
+    coloured = set(re.findall(r'^\[data-kind="(\w+)"\]', style, re.MULTILINE))
+    assert coloured == {*KINDS.values()}

@@ -273,7 +273,7 @@ def test_a_producers_line() -> None:
     assert line(unknown) == "gb10: ready"
 
 
-def test_a_producer_that_is_compared_anew_was_not_never_compared() -> None:
+def test_a_producer_that_is_qualified_anew_was_not_never_qualified() -> None:
     (one,) = producers(
         with_node(IDLE, state="qualifying", reason="producer_qualifying", qualified=None), NOW
     )

@@ -90,9 +90,9 @@ def described(state: ProducerState, model: str, identity: Identity | None) -> De
 
 
 @pytest.mark.parametrize(
-    ("found", "ours", "says", "compared"),
+    ("found", "ours", "says", "qualified"),
     [
-        (described("ready", "m", SAME), SAME, "It serves m, and is compared", True),
+        (described("ready", "m", SAME), SAME, "It serves m, and is being qualified", True),
         (described("waiting", "", None), SAME, "It has no model", False),
         (described("waiting", "broken", None), SAME, "It has no model", False),
         (described("ready", "m", OTHER), SAME, "It serves another model (m)", False),
@@ -107,7 +107,7 @@ async def test_what_a_new_producer_serves_is_asked_and_told(
     found: Description | TransferError,
     ours: Identity | None,
     says: str,
-    compared: bool,
+    qualified: bool,
 ) -> None:
     class Controlled:
         def describe(self) -> Description:
@@ -128,7 +128,7 @@ async def test_what_a_new_producer_serves_is_asked_and_told(
     assert told.startswith('<p data-part="nodes-told"')
     assert "Paired with attic. " in told
     assert says in told
-    assert ("compared with this machine now" in told) == compared
+    assert ("and is being qualified." in told) == qualified
     sends = "waiting" in str(found) or "another" in says
     assert ("baton node send attic --state-dir" in told) == sends
     assert "older, which had this address, is forgotten." in told

@@ -1,8 +1,8 @@
-"""The history of a producer's comparisons, the latest first."""
+"""The history of a producer's qualifications, the latest first."""
 
 from __future__ import annotations
 
-from app.view.comparisons import history
+from app.view.qualifications import history
 from mac_decoder.qualify.verdicts import Past, Verdict
 from protocol.messages import Recipe
 from tests.app.view.snapshots import NOW
@@ -27,7 +27,7 @@ def test_the_latest_comes_first_with_figures_however_small() -> None:
     found = history(VERDICT, NOW)
     assert found is not None
     assert (found.here, found.there) == ("mlx 0.32.4", "cuda, bfloat16, tiles of 2,048 tokens")
-    latest, first = found.compared
+    latest, first = found.past
     assert (latest.ago, latest.rows.text, latest.rows.tone) == ("1 min ago", "alike", "good")
     assert (latest.apart, latest.allowed, latest.where) == ("4.1 × 10⁻⁶", "1.4 × 10⁻⁴", "–")
     assert (first.rows.text, first.rows.tone, first.where) == ("differ", "bad", "layer 3, keys")

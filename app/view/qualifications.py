@@ -1,4 +1,4 @@
-"""What the decoder remembers of a producer's comparisons with itself, in words. Pure."""
+"""What the decoder remembers of how a producer qualified, in words. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mac_decoder.qualify.verdicts import Past, Verdict
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One comparison of rows."""
+class Qualified:
+    """One qualification: what comparing its rows with the decoder's own found."""
 
     at: str
     ago: str
@@ -24,11 +24,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class History:
-    """The comparisons, the latest first, and what computed on either side."""
+    """The qualifications, the latest first, and what computed on either side."""
 
     here: str
     there: str
-    compared: tuple[Compared, ...]
+    past: tuple[Qualified, ...]
 
 
 def history(verdict: Verdict | None, now: float) -> History | None:
@@ -37,12 +37,12 @@ def history(verdict: Verdict | None, now: float) -> History | None:
         return None
     recipe = verdict.recipe
     there = f"{recipe.device}, {recipe.dtype}, tiles of {words.counted(recipe.tile, 'token')}"
-    past = (_compared(one, now) for one in reversed(verdict.past))
+    past = (_qualified(one, now) for one in reversed(verdict.past))
     return History(verdict.here, there, tuple(past))
 
 
-def _compared(one: Past, now: float) -> Compared:
-    return Compared(
+def _qualified(one: Past, now: float) -> Qualified:
+    return Qualified(
         f"{datetime.fromtimestamp(one.at).astimezone():%Y-%m-%d %H:%M}",
         words.ago(one.at, now),
         Badge("alike", "good") if one.fit else Badge("differ", "bad"),
