@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,8 +31,17 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 AS_SET: Final = f"as config.toml says, else {DEFAULT_URL}"
 """What help says of an address that was not typed."""
 
+MOST_STATUS_BYTES: Final = 16 << 20
+"""Of an answer: 200 requests and 50 events are a hundredth of it."""
+
 MOST_KEYS_BYTES: Final = 1 << 16
 """Of a file of API keys: as many as `baton serve` takes."""
+
+_NO_ANSWER: Final = (
+    *(httpx.HTTPError, httpx.InvalidURL, OSError),
+    *(ValueError, LookupError, TypeError),
+)
+"""What asking for a status raises where no decoder answers, or something else does."""
 
 TONE_STYLES: Final[Mapping[Tone, str]] = {
     "plain": "",
@@ -60,7 +71,7 @@ def status(
         return
     table = Table.grid(padding=(0, 2))
     for line in summary(snapshot_in(found), time.time()):
-        table.add_row(f"[bold]{line.title}[/]", Text(line.text, TONE_STYLES[line.tone]))
+        table.add_row(f"[bold]{line.title}[/]", Text(one_line(line.text), TONE_STYLES[line.tone]))
     out.print(table)
 
 
@@ -74,12 +85,12 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
     address = f"{base_url(url)}/status"
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        response = httpx.get(address, timeout=timeout_s, headers=headers)
-        body = response.json()
-        if response.status_code == 200 and isinstance(body, dict):
+        status, raw = asyncio.run(_answer(address, headers, timeout_s))
+        body = json.loads(raw)
+        if status == httpx.codes.OK and isinstance(body, dict):
             return body
         code, message = known_code(body["error"]["code"]), one_line(str(body["error"]["message"]))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+    except (*_NO_ANSWER, RecursionError) as error:
         raise TransferError(
             f"no decoder answers at {address}",
             reason="decoder_unreachable",
@@ -93,6 +104,24 @@ def fetch_status(url: str, timeout_s: float = 5.0, key: str | None = None) -> di
         reason=code,
         hint="give --api-keys-file, as `baton serve` has it" if wants_key else None,
     )
+
+
+async def _answer(address: str, headers: dict[str, str], timeout_s: float) -> tuple[int, bytes]:
+    """The status and body of an answer, all of which is here in time and fits.
+
+    Raises ``TimeoutError``, ``ValueError`` (it is too long), ``httpx.HTTPError``.
+    """
+    async with (
+        asyncio.timeout(timeout_s),
+        httpx.AsyncClient(timeout=timeout_s, headers=headers) as asking,
+        asking.stream("GET", address) as answer,
+    ):
+        body = bytearray()
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > MOST_STATUS_BYTES:
+                raise ValueError("it is too long")
+        return answer.status_code, bytes(body)
 
 
 def decoders_address(typed: str | None) -> str:
@@ -110,23 +139,31 @@ def base_url(address: str) -> str:
     Raises ConfigError ``address_invalid``.
     """
     text = address.strip()
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
+        # What no name can be is found out here, and not where somebody connects.
+        (host or "").encode("idna")
+    except ValueError as error:
+        raise _no_address(address) from error
     path = parts.path.rstrip("/").removesuffix("/status").removesuffix("/v1")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise ConfigError(
-            f"{address} is no address of a decoder",
-            reason="address_invalid",
-            field="url",
-            expected="HOST:PORT, or http://HOST:PORT",
-        )
+        raise _no_address(address)
+    if not text.isprintable() or " " in text:
+        raise _no_address(address)
     if port is None and "://" not in text:
         port = DEFAULT_PORT
     shown = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{shown}{'' if port is None else f':{port}'}{path}"
+
+
+def _no_address(typed: str) -> ConfigError:
+    return ConfigError(
+        f"{one_line(typed)} is no address of a decoder",
+        reason="address_invalid",
+        field="url",
+        expected="HOST:PORT, or http://HOST:PORT",
+    )
 
 
 def first_key(path: Path) -> str:

@@ -29,7 +29,7 @@ from app.view.icon import Icon, icon
 from app.view.menu import Action, Around, menu
 from app.view.notices import Memory, events
 from app.view.overview import headline, where
-from app.view.standing import Standing
+from app.view.standing import Standing, one_line
 from protocol.errors import BatonError, ConfigError
 
 REPAINT_MS: Final = 250
@@ -129,7 +129,8 @@ class Tray(QObject):
             self._memory, notices = events(self._memory, told.snapshot, time.monotonic())
             for notice in notices:
                 self._trace("notice", asdict(notice))
-                self._icon.showMessage(notice.title, notice.text, self._icon.icon(), _NOTICE_MS)
+                title, text = one_line(notice.title), one_line(notice.text)
+                self._icon.showMessage(title, text, self._icon.icon(), _NOTICE_MS)
         if before.standing.state != told.standing.state:
             self._look()  # a service may have been started or stopped
         if told.standing.state == "absent":
@@ -232,7 +233,8 @@ class Tray(QObject):
             self._shown = found
             self._icon.setIcon(picture(found))
             self._trace("icon", asdict(found))
-        said = f"{headline(snapshot, standing).text}\n{where(snapshot, standing)}"
+        lines = (headline(snapshot, standing).text, where(snapshot, standing))
+        said = "\n".join(map(one_line, lines))
         if said != self._icon.toolTip():
             self._icon.setToolTip(said)
         if self._is_open:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from app.view import facts, words
@@ -96,9 +95,10 @@ def gains(snapshot: Snapshot, now: float) -> tuple[Fact, ...]:
 
 def saved_today(snapshot: Snapshot, now: float) -> Fact:
     """Seconds saved since midnight, or since the decoder's start where that was later."""
-    started = datetime.fromtimestamp(snapshot.decoder.started_at).astimezone()
-    today = started.date() == datetime.fromtimestamp(now).astimezone().date()
-    label = f"saved since {started:%H:%M}" if today else "saved today"
+    started, today = words.local(snapshot.decoder.started_at), words.local(now)
+    began = started is not None and today is not None and started.date() == today.date()
+    since = words.moment(snapshot.decoder.started_at, "%H:%M")
+    label = f"saved since {since}" if began else "saved today"
     return facts.seconds(label, snapshot.cache.seconds_saved_today, "cache.seconds_saved_today")
 
 

@@ -13,7 +13,7 @@ from app.view.facts import Tone
 from app.view.nodes import NO_PRODUCER, TONES, line
 from app.view.overview import headline, where
 from app.view.requests import sentence
-from app.view.standing import Standing
+from app.view.standing import Standing, one_line
 from protocol.status.snapshot import Snapshot
 
 MOST_REQUESTS: Final = 5
@@ -172,7 +172,7 @@ def _windows(told: Snapshot | None, around: Around) -> tuple[Item, ...]:
 
 
 def _text(text: str, tone: Tone = "plain") -> Item:
-    return Item(text, enabled=False, tone=tone)
+    return Item(one_line(text), enabled=False, tone=tone)
 
 
 def _upper(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from app.view import facts, words
@@ -129,7 +128,6 @@ def counts(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
 def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
     """Who answers: the model, its identity by component, releases, the door."""
     decoder, door = snapshot.decoder, snapshot.door
-    started = datetime.fromtimestamp(decoder.started_at).astimezone()
     identity = decoder.identity
     components = (
         ()
@@ -146,7 +144,7 @@ def about(snapshot: Snapshot) -> tuple[tuple[str, tuple[Fact, ...]], ...]:
                 facts.text("model", decoder.model, "decoder.model"),
                 facts.count("context", decoder.context_tokens, "decoder.context_tokens", "token"),
                 facts.text("address", decoder.address, "decoder.address"),
-                facts.text("started", f"{started:%Y-%m-%d %H:%M}"),
+                facts.text("started", words.moment(decoder.started_at, "%Y-%m-%d %H:%M")),
                 facts.count("restarts", decoder.restarts, "decoder.restarts"),
                 facts.text("last fault", decoder.last_fault, "decoder.last_fault"),
             ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from app.view import words
 from app.view.facts import Badge
@@ -43,7 +42,7 @@ def history(verdict: Verdict | None, now: float) -> History | None:
 
 def _qualified(one: Past, now: float) -> Qualified:
     return Qualified(
-        f"{datetime.fromtimestamp(one.at).astimezone():%Y-%m-%d %H:%M}",
+        words.moment(one.at, "%Y-%m-%d %H:%M"),
         words.ago(one.at, now),
         Badge("alike", "good") if one.fit else Badge("differ", "bad"),
         words.plain(one.apart),

@@ -109,11 +109,18 @@ def ago(at: float, now: float) -> str:
     return f"{int(age // _DAY)} d ago"
 
 
-def moment(at: float | None) -> str:
-    """A day and a time of it to the second, by this machine's clock."""
-    if at is None:
-        return DASH
-    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+def moment(at: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A day and a time of it to the second, or in another ``form``, by this machine's clock."""
+    found = None if at is None else local(at)
+    return DASH if found is None else f"{found:{form}}"
+
+
+def local(at: float) -> datetime | None:
+    """A time of a day by this machine's clock, if there is such a day: somebody says it."""
+    try:
+        return datetime.fromtimestamp(at).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _pair(large: int, unit: str, small: int, part: str) -> str:

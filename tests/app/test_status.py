@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.commands import app
-from app.status import MOST_KEYS_BYTES, base_url, fetch_status, first_key
+from app.status import MOST_KEYS_BYTES, MOST_STATUS_BYTES, base_url, fetch_status, first_key
 from app.view.summary import summary
 from protocol.errors import ConfigError, PeerProtocolError, TransferError
 from protocol.status.snapshot import Nodes
@@ -121,7 +122,14 @@ def test_an_address_is_taken_as_people_type_it(typed: str, meant: str) -> None:
     assert base_url(typed) == meant
 
 
-@pytest.mark.parametrize("typed", ["", "ws://host:1", "host:port", "http://", "host:99999"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("", "ws://host:1", "host:port", "http://", "host:99999"),
+        *("[::1", "[127.0.0.1:9000]", "http://a..b:1", "http://...", f"https://{'a' * 70}"),
+        *("http://exämple..:1", "http://a\0b", "a b", "a\x1b[2J"),
+    ],
+)
 def test_what_is_no_address_is_refused(typed: str) -> None:
     with pytest.raises(ConfigError) as refused:
         base_url(typed)
@@ -136,7 +144,8 @@ def answering(status: int, body: object) -> Iterator[str]:
         def do_GET(self) -> None:
             wrong = self.headers.get("authorization", "Bearer right") != "Bearer right"
             refusal = {"error": {"code": "invalid_api_key", "message": "no valid key"}}
-            raw = json.dumps(refusal if wrong else body).encode()
+            said = refusal if wrong else body
+            raw = said if isinstance(said, bytes) else json.dumps(said).encode()
             self.send_response(404 if self.path != "/status" else 401 if wrong else status)
             self.send_header("content-length", str(len(raw)))
             self.end_headers()
@@ -220,6 +229,54 @@ def test_something_else_that_answers_is_no_decoder(body: object) -> None:
     with answering(500, body) as address, pytest.raises(TransferError) as refused:
         fetch_status(address)
     assert refused.value.reason == "decoder_unreachable"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"snapshot":' * 5_000,
+        b'{"error":{"code":"a","message":' + b"[" * 3_000 + b"]" * 3_000 + b"}}",
+        b" " * (MOST_STATUS_BYTES + 1),
+    ],
+)
+def test_what_nobody_can_read_is_no_decoders(body: bytes) -> None:
+    with answering(500, body) as address, pytest.raises(TransferError) as refused:
+        fetch_status(address)
+    assert refused.value.reason == "decoder_unreachable"
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_answer_that_drips_is_not_waited_for(part: str) -> None:
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            sock, _ = listener.accept()
+            with sock, suppress(OSError):
+                sock.sendall(b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if part == "body" else b"x: "))
+                while not over.wait(0.05):
+                    sock.sendall(b"1")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            with soon(), pytest.raises(TransferError) as refused:
+                fetch_status(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.5)
+        finally:
+            over.set()
+            dripping.join()
+    assert refused.value.reason == "decoder_unreachable"
+
+
+def test_what_a_decoder_is_called_is_one_line_of_the_terminal() -> None:
+    decoder = msgspec.structs.replace(SNAPSHOT.decoder, model="\x1b]0;x\x07\u202e" + "m" * 100_000)
+    told = msgspec.structs.replace(SNAPSHOT, decoder=decoder)
+    status = STATUS | {"snapshot": json.loads(msgspec.json.encode(told))}
+    with answering(200, status) as address:
+        text = shown(address)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    assert len(text) < 5_000
 
 
 def test_a_key_comes_from_a_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from app.view.icon import Icon, icon
 from app.view.menu import Around, Item, menu
+from app.view.overview import about
 from app.view.standing import Standing
 from protocol.status.snapshot import Snapshot
 from tests.app.view.snapshots import IDLE, IN_HAND, NOW, with_engine, with_node, with_requests
@@ -158,3 +159,21 @@ def test_a_lost_producer_asks_for_attention() -> None:
 )
 def test_the_icon_without_a_snapshot(state: Any, picture: str) -> None:
     assert icon(None, Standing(state, URL)).picture == picture
+
+
+@pytest.mark.parametrize("at", [1e17, 1e308, 253_402_300_800.0, -1e17])
+def test_a_time_that_no_day_has_is_a_dash(at: float) -> None:
+    decoder = msgspec.structs.replace(IDLE.decoder, started_at=at)
+    told = msgspec.structs.replace(IDLE, decoder=decoder)
+    assert any(text.startswith("Saved today") for text in texts(menu(told, HERE, Around(), NOW)))
+    started = [fact for _, group in about(told) for fact in group if fact.label == "started"]
+    assert [fact.text for fact in started] == ["–"]
+
+
+def test_what_somebody_else_calls_things_is_one_short_line() -> None:
+    odd = "\x1b[31m\u202e\n" + "m" * 100_000
+    decoder = msgspec.structs.replace(IDLE.decoder, model=odd)
+    told = with_node(msgspec.structs.replace(IDLE, decoder=decoder), called=odd)
+    for text in texts(menu(told, HERE, Around(), NOW)):
+        assert text.isprintable()
+        assert len(text) < 200
