@@ -28,7 +28,7 @@ DEMO: Final = "Try the demo model"
 OWN: Final = "Use a model of mine"
 OWN_ABOUT: Final = (
     "A directory with config.json, a tokenizer and safetensors, as mlx-lm reads them. Baton's "
-    "producers need the same one, and are sent it."
+    "producers need the same one: baton node send NAME."
 )
 EMPTY: Final = "No directory is chosen yet."
 

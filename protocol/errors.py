@@ -145,7 +145,7 @@ class IdentityMismatch(BatonError):
     default_reason = "identity_differs"
     default_hint = (
         "both must hold the same files: baton node send NAME sends the producer the decoder's "
-        "model, which it serves once it runs without --model"
+        "model; one that was started with --model has to be started again, without it"
     )
 
     def __init__(

@@ -30,6 +30,7 @@ _COUNTED: Final[Mapping[str, tuple[str, str]]] = {
     "cache_misses": ("misses", "nothing of them could be reused"),
     "session_continuation_hits": ("went on live", "no hits: nothing had to be restored"),
     "disagg_prefills": ("prefilled by producers", ""),
+    "delta_prefills": ("of them in part", "the beginning was held: neither hits nor misses"),
     "disagg_bytes_installed": ("received from producers", ""),
     "bytes_served_from_cache": ("restored from memory and disk", ""),
     "bytes_recomputed": ("computed although held", "the reasons are below"),

@@ -39,7 +39,7 @@ _STATES: Final[dict[State, str]] = {
     "published": "on disk",
     "pending": "on its way to the disk",
     "superseded": "a longer one took its place",
-    "out_of_space": "no room on disk",
+    "out_of_space": "only in memory",
     "refused": "refused by the disk",
     "invalid": "set aside",
     "withheld": "withheld",

@@ -10,7 +10,7 @@ from app.view import words
 from app.view.cache import saved_today
 from app.view.clients import CLIENTS
 from app.view.facts import Tone
-from app.view.nodes import NO_PRODUCER, TONES, line
+from app.view.nodes import NO_PRODUCER, TONES, lacks, line
 from app.view.overview import headline, where
 from app.view.requests import sentence
 from app.view.standing import Standing, one_line
@@ -70,6 +70,8 @@ class Around:
     login_item: bool | None = None
 
 
+ELSEWHERE: Final = "It was not started by this app, and is stopped where it was"
+
 _LINE: Final = Item()
 
 
@@ -113,7 +115,11 @@ def _requests(told: Snapshot) -> tuple[Item, ...]:
 
 def _producers(told: Snapshot) -> tuple[Item, ...]:
     found = told.nodes.producers
-    lines = [_text(line(node), TONES[node.state]) for node in found] or [_text(NO_PRODUCER)]
+    lines = [] if found else [_text(NO_PRODUCER)]
+    for node in found:
+        lines.append(_text(line(node), TONES[node.state]))
+        if lacks(node):
+            lines.append(_text(f"It gets this model by: baton node send {node.called}"))
     return (*lines, Item("Add a node…", "add_node"))
 
 
@@ -146,6 +152,7 @@ def _decoder(standing: Standing, around: Around) -> tuple[Item, ...]:
         Item("Stop the decoder", "stop", enabled=may),
         Item("Restart the decoder", "restart", enabled=may),
         change,
+        *(() if may else (_text(ELSEWHERE),)),
     )
 
 

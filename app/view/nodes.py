@@ -9,7 +9,7 @@ from typing import Final
 from app.view import facts, words
 from app.view.facts import Badge, Fact, Tone
 from app.view.reasons import meaning
-from protocol.reasons import WITHOUT_MODEL
+from protocol.reasons import COMPONENTS, WITHOUT_MODEL, component_reason
 from protocol.status.snapshot import Node, Snapshot
 
 TONES: Final[Mapping[str, Tone]] = {
@@ -22,9 +22,12 @@ TONES: Final[Mapping[str, Tone]] = {
     "refused": "bad",
 }
 
+_ANOTHER: Final = "It serves another model, and is not used until it has this machine's."
 _LACKS: Final[Mapping[str, str]] = {
     WITHOUT_MODEL: "It has no model, and is not used until it has this machine's.",
-    "identity_differs": "It serves another model, and is not used until it has this machine's.",
+    "identity_differs": _ANOTHER,
+    # Sending the model cures what comes of its files, not what other releases compute.
+    **{component_reason(name): _ANOTHER for name in COMPONENTS if name != "engine"},
 }
 
 NO_PRODUCER: Final = "No producer: every prompt is prefilled here"
@@ -70,6 +73,13 @@ def line(node: Node) -> str:
     return f"{node.called}: {', '.join(told)}"
 
 
+def lacks(node: Node) -> str:
+    """That a producer has not this machine's model, in words; empty where that is not so, or not
+    known.
+    """
+    return _LACKS.get(node.reason, "") if node.state in ("down", "refused") else ""
+
+
 def _producer(node: Node, path: str, now: float) -> Producer:
     return Producer(
         node.name,
@@ -77,7 +87,7 @@ def _producer(node: Node, path: str, now: float) -> Producer:
         Badge(node.state, TONES[node.state], node.reason),
         line(node),
         node.detail or meaning(node.reason),
-        _LACKS.get(node.reason, "") if node.state in ("down", "refused") else "",
+        lacks(node),
         (
             facts.number(
                 "prefill",

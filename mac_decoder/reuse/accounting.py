@@ -161,6 +161,7 @@ class Accounts:
     cache_misses: int = 0
     session_continuation_hits: int = 0
     disagg_prefills: int = 0
+    delta_prefills: int = 0
     disagg_bytes_installed: int = 0
     bytes_served_from_cache: int = 0
     bytes_recomputed: int = 0
@@ -177,9 +178,12 @@ class Accounts:
     def after(self, served: Served) -> Accounts:
         """The accounts once a request's cache is installed."""
         fetched = served.source in ("resident", "durable")
-        # A delta from a held cut is neither: the tier served a part, the producer the rest.
+        # A delta from a held cut is neither, and has its own counter: the tier served a part,
+        # the producer the rest.
         missed = served.source in ("remote", "local") and not served.reused_tokens and served.asked
         remote = served.source == "remote"
+        delta = remote and served.reused_tokens > 0
+        restored = served.reused_tokens if fetched or delta else 0
         timings, forgotten = self._timed(served, fetched=fetched)
         after = replace(
             self,
@@ -187,12 +191,13 @@ class Accounts:
             cache_misses=self.cache_misses + (missed and served.prompt_tokens > 1),
             session_continuation_hits=self.session_continuation_hits + (served.source == "live"),
             disagg_prefills=self.disagg_prefills + remote,
+            delta_prefills=self.delta_prefills + delta,
             disagg_bytes_installed=self.disagg_bytes_installed + served.installed_bytes,
             bytes_served_from_cache=self.bytes_served_from_cache + served.restore_bytes,
             bytes_recomputed=self.bytes_recomputed + served.recomputed_bytes,
             tiers=_counted(self.tiers, (served.source,)),
             shortfalls=_counted(self.shortfalls, served.shortfalls),
-            _restored_tokens=self._restored_tokens + (served.reused_tokens if fetched else 0),
+            _restored_tokens=self._restored_tokens + restored,
             _here_tokens=self._here_tokens + served.prefilled_here,
             _here_s=self._here_s + served.prefill_s,
             _timings=timings,
@@ -207,6 +212,7 @@ class Accounts:
             "cache_misses": self.cache_misses,
             "session_continuation_hits": self.session_continuation_hits,
             "disagg_prefills": self.disagg_prefills,
+            "delta_prefills": self.delta_prefills,
             "disagg_bytes_installed": self.disagg_bytes_installed,
             "bytes_served_from_cache": self.bytes_served_from_cache,
             "bytes_recomputed": self.bytes_recomputed,

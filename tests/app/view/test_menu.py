@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from app.view.icon import Icon, icon
-from app.view.menu import Around, Item, menu
+from app.view.menu import ELSEWHERE, Around, Item, menu
 from app.view.overview import about
 from app.view.standing import Standing
 from protocol.status.snapshot import Snapshot
@@ -68,6 +68,29 @@ def test_what_this_app_did_not_start_it_does_not_stop() -> None:
     assert not actions["stop"].enabled
     assert not actions["restart"].enabled
     assert by_action(menu(IDLE, HERE, Around(ours=True), NOW))["stop"].enabled
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("weights_differ", True),
+        ("tokenizer_differs", True),
+        ("producer_without_model", True),
+        ("engine_differs", False),
+        ("producer_down", False),
+    ],
+)
+def test_a_producer_with_another_model_says_how_it_gets_this_one(
+    reason: str, *, told: bool
+) -> None:
+    found = menu(with_node(IDLE, state="refused", reason=reason, called="box"), HERE, Around(), NOW)
+    assert ("It gets this model by: baton node send box" in texts(found)) is told
+
+
+def test_why_a_decoder_cannot_be_stopped_here_is_said() -> None:
+    assert ELSEWHERE in texts(menu(IDLE, HERE, Around(ours=False), NOW))
+    assert ELSEWHERE not in texts(menu(IDLE, HERE, Around(ours=True), NOW))
+    assert ELSEWHERE not in texts(menu(None, Standing("absent", URL), Around(), NOW))
 
 
 def test_without_a_decoder_it_can_be_started_and_nothing_copied() -> None:

@@ -72,6 +72,7 @@ def test_the_alibi(layout: Layout) -> None:
         "cache_misses": 1,
         "session_continuation_hits": 0,
         "disagg_prefills": 1,
+        "delta_prefills": 0,
         "disagg_bytes_installed": whole,
         "bytes_served_from_cache": 0,
         "bytes_recomputed": 0,
@@ -135,6 +136,7 @@ MOVES: list[tuple[str, Served, dict[str, int]]] = [
         replace(HIT, source="remote", installed_bytes=700),
         {
             "disagg_prefills": 1,
+            "delta_prefills": 1,
             "disagg_bytes_installed": 700,
             "tier_remote": 1,
             "bytes_served_from_cache": 5000,
@@ -352,6 +354,13 @@ def test_operations_are_a_floor_of_the_routed_experts() -> None:
     # Only the hit's 1,000 tokens were restored.
     assert accounts.derived()["gflops_avoided"] == Figure(6000.0, "estimated")
     assert Accounts().after(HIT).derived()["gflops_avoided"] == UNAVAILABLE
+
+
+def test_a_part_that_was_held_is_work_that_nobody_did() -> None:
+    accounts = Accounts(active_parameters=10**9)
+    part, whole = (accounts.after(replace(HIT, source=source)) for source in ("remote", "resident"))
+    assert part.derived()["gflops_avoided"] == whole.derived()["gflops_avoided"]
+    assert accounts.after(HANDOFF).derived()["gflops_avoided"].value == 0.0
 
 
 @settings(max_examples=60)
