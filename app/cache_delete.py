@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 
 from app.cache_figures import bar, say_if_empty
 from app.cache_place import Place
 from app.terminal import out, print_json
 from app.view.exact import exactly
 from mac_decoder.config import size
+from mac_decoder.store.events import PassedOver
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
 from mac_decoder.store.sweep import AT_ONCE, Pace
@@ -41,6 +43,7 @@ def carry_out(
 ) -> None:
     """Carry out a deletion, or say what it would be, and report exact files and bytes."""
     done, on_disk, unknown = Tally(), 0, Tally()
+    passed_over: list[PassedOver] = []
     empty = place.is_empty()
     if empty:
         pass
@@ -50,7 +53,7 @@ def carry_out(
             on_disk, unknown = store.stats().on_disk, store.stats().kinds["unknown"]
     else:
         with bar(title) as advance, place.keep_house(needs_key=needs_key) as store:
-            delete(store, False, Pace(advance))
+            delete(store, False, Pace(advance, passed_over=passed_over.append))
             after = store.stats()
             counts = after.counts
             # Since the opening: that removes what a crash left, which goes too.
@@ -64,6 +67,7 @@ def carry_out(
                 "files": done.files,
                 "bytes": done.nbytes,
                 "on_disk": on_disk,
+                "passed_over": [{"file": one.path, "reason": one.reason} for one in passed_over],
             }
         )
         return
@@ -72,6 +76,10 @@ def carry_out(
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(f"{verb} {done.files} files, {exactly(done.nbytes)}")
+    for one in passed_over:
+        out.print(
+            f"passed over: {escape(one.path)} cannot be removed ({one.reason})", soft_wrap=True
+        )
     out.print(f"on_disk {'is' if dry_run else 'now'} {exactly(on_disk)}")
     if unknown.files:
         out.print(f"left alone: {unknown.files} files that are not Baton's")

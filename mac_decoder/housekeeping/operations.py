@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
+from mac_decoder.store.events import PassedOver
 from mac_decoder.store.sweep import Pace
 from protocol.errors import BatonError, Cancelled
 
@@ -38,7 +39,8 @@ class Operation(Generic[R]):
     """An operation that runs or has ended.
 
     ``cancelled``: it was asked to stop before it had ended; ``outcome`` says what was done by
-    then, where that is known. ``error`` is why it failed.
+    then, where that is known. ``error`` is why it failed. ``passed_over`` is what it came to on
+    disk, could not remove, and left.
     """
 
     def __init__(self, kind: Kind, clock: Callable[[], float] = time.time) -> None:
@@ -49,6 +51,7 @@ class Operation(Generic[R]):
         self.progress = Progress("memory" if kind in ("forget", "clear") else "disk", 0, 0)
         self.outcome: R | None = None
         self.error: BatonError | None = None
+        self.passed_over: tuple[PassedOver, ...] = ()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -87,7 +90,10 @@ class Operation(Generic[R]):
 
     def pace(self, patience_s: float = 0.0) -> Pace:
         """How a deletion of it goes on."""
-        return Pace(self.tell, self.stopped, patience_s)
+        return Pace(self.tell, self.stopped, patience_s, self._leave)
+
+    def _leave(self, passed: PassedOver) -> None:
+        self.passed_over = (*self.passed_over, passed)
 
     def tell(self, done: int, total: int) -> None:
         """Say how many bytes of the directory are done. Any thread."""

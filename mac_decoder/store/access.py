@@ -1,7 +1,8 @@
 """Reading one file: what can be wrong with it, and bytes that are digested as they come.
 
 Whatever is wrong is an ``IntegrityError`` that names the file in ``field``: ``file_missing``,
-``file_unreadable`` (the medium), ``length_differs``, ``file_malformed``, ``format_differs``,
+``not_a_file`` (a directory, a pipe, a link), ``file_unreadable`` (the medium),
+``length_differs``, ``file_malformed``, ``format_differs``,
 ``key_differs``, ``mac_differs``, ``digest_differs``. Nothing here touches a device.
 """
 
@@ -18,7 +19,7 @@ from typing import Final
 
 from mac_decoder.store import container
 from mac_decoder.store.container import Header
-from mac_decoder.store.files import Disk
+from mac_decoder.store.files import Disk, NotAFileError
 from mac_decoder.store.manifest import BLOCK_FORMAT, CUT_FORMAT
 from protocol.errors import Cancelled, IntegrityError
 
@@ -182,5 +183,7 @@ def _translated(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise fault("file_missing", path) from error
+    except NotAFileError as error:
+        raise fault("not_a_file", path) from error
     except OSError as error:
         raise fault("file_unreadable", path, error.strerror) from error

@@ -179,7 +179,7 @@ class Catalogue:
                 return folder
         # What came since the books were made: a publication's files, and what was set aside.
         return {names.TEMP: "unfinished", names.QUARANTINE: "quarantined"}.get(
-            path.partition("/")[0], "unknown"
+            path.rpartition("/")[0], "unknown"
         )
 
 

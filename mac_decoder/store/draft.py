@@ -44,11 +44,17 @@ class Draft:
                 self._handle = handle
             else:
                 disk.close(handle)
-        disk.rename(self._held.path(temporary), target)
+        try:
+            disk.rename(self._held.path(temporary), target)
+        except IsADirectoryError:
+            # Somebody made one there. Without this no such block would ever be kept again.
+            self._held.set_aside(path)
+            disk.rename(self._held.path(temporary), target)
         self.paths[-1] = (path, nbytes)
         with self._held.lock:
             # Whatever had this name is replaced.
             self._held.ledger.other.pop(path, None)
+            self._held.stays.discard(path)
 
     def settle(self) -> None:
         """All names and bytes reach the medium. Raises ``OSError``."""

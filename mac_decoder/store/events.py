@@ -29,6 +29,24 @@ class Deleting:
     cut: bytes = b""
 
 
+StaysReason = Literal[
+    "directory_not_empty",  # not a file at all, and not ours
+    "not_permitted",  # it must not be changed, or it is no longer ours
+    "in_use",  # as by whatever is mounted there
+]
+"""Why one file cannot be removed, where others can."""
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """What a deletion came to, could not remove, and left; the rest went. ``path`` is relative
+    to the cache directory.
+    """
+
+    path: str
+    reason: StaysReason
+
+
 @dataclass(frozen=True)
 class Invalid:
     """A file was found to be wrong; ``cuts`` are the names that are not served any more.

@@ -22,6 +22,10 @@ _LONGEST_BUFFER: Final = 1 << 20
 """So no ``writev`` has more than 512 MiB; macOS refuses 2 GiB, and more than 1024 buffers."""
 
 
+class NotAFileError(OSError):
+    """What has a file's name is none: a directory, a pipe, a link, a socket."""
+
+
 class Found(NamedTuple):
     """A regular file: its path relative to the directory walked, in POSIX form, and its size."""
 
@@ -58,7 +62,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace ``target`` atomically."""
+        """Replace ``target`` atomically. What ``source`` is does not matter."""
         ...
 
     def sync_directory(self, path: Path) -> None:
@@ -66,7 +70,7 @@ class Disk(Protocol):
         ...
 
     def open(self, path: Path) -> int:
-        """A handle for reading a regular file; symbolic links are refused."""
+        """A handle for reading a regular file; ``NotAFileError`` for anything else."""
         ...
 
     def size(self, handle: int) -> int:
@@ -77,8 +81,12 @@ class Disk(Protocol):
         """Read at ``offset`` into ``view``; the number of bytes, short only at the end."""
         ...
 
+    def file_size(self, path: Path) -> int | None:
+        """Bytes of the file of that name; ``None`` for what is no regular file."""
+        ...
+
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
+        """Remove a file, or what else has its name. A directory goes only if it is empty."""
         ...
 
     def walk(self, path: Path) -> Iterator[Found]:
@@ -143,10 +151,16 @@ class RealDisk:
             os.close(handle)
 
     def open(self, path: Path) -> int:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            # Links and sockets cannot be opened, each in its own words.
+            if isinstance(error, FileNotFoundError) or self.file_size(path) is not None:
+                raise
+            raise NotAFileError(errno.EINVAL, "not a regular file") from error
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise NotAFileError(errno.EINVAL, "not a regular file")
         return handle
 
     def size(self, handle: int) -> int:
@@ -161,8 +175,18 @@ class RealDisk:
             done += count
         return done
 
+    def file_size(self, path: Path) -> int | None:
+        status = os.lstat(path)
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
     def unlink(self, path: Path) -> None:
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            # macOS does not permit it for a directory.
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise
+            os.rmdir(path)
 
     def walk(self, path: Path) -> Iterator[Found]:
         for folder, _folders, names in os.walk(path):

@@ -6,20 +6,30 @@ Two locks. ``writing`` is held by whoever changes files or the index, for as lon
 
 from __future__ import annotations
 
+import errno
+import logging
+import secrets
 import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from mac_decoder.store import names
-from mac_decoder.store.events import DeleteReason, Deleting, Event, Listener
+from mac_decoder.store.events import (
+    DeleteReason,
+    Deleting,
+    Event,
+    Listener,
+    PassedOver,
+    StaysReason,
+)
 from mac_decoder.store.files import Disk
 from mac_decoder.store.index import Change, Index
-from mac_decoder.store.ledger import Cut, Ledger
+from mac_decoder.store.ledger import Cut, Ledger, Other
 from mac_decoder.store.manifest import StoreKeys
 from mac_decoder.store.reading import Reader
 from mac_decoder.store.recovery import cut_row
@@ -30,6 +40,19 @@ transaction."""
 
 MOST_TOUCHED: Final = 32
 """Touched cuts that ride along with one commit."""
+
+_LOG = logging.getLogger(__name__)
+
+_OF_ONE_FILE: Final[Mapping[int | None, StaysReason]] = {
+    errno.ENOTEMPTY: "directory_not_empty",
+    errno.EEXIST: "directory_not_empty",
+    errno.EPERM: "not_permitted",
+    errno.EBUSY: "in_use",
+}
+"""What the system says of one file, and not of the disk."""
+
+_TAKEN: Final = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST)
+"""What cannot be replaced: a directory by a file, or the other way round."""
 
 
 @dataclass
@@ -51,6 +74,11 @@ class Holdings:
     counts: Counter[str] = field(default_factory=Counter)
     dirty: set[bytes] = field(default_factory=set)
     """Names of cuts whose recency, role or parent the index does not have yet."""
+    stays: set[str] = field(default_factory=set)
+    """Files that could not be removed, by their paths. They stay in the books, and are not
+    counted on for making room."""
+    passed_over: list[PassedOver] = field(default_factory=list)
+    """What the deletion in progress left; guarded by ``writing``."""
     index_damaged: bool = False
     """The index that was found was damaged, and no verification has said so yet."""
 
@@ -74,18 +102,88 @@ class Holdings:
 
     def remove_file(
         self, relative: str, nbytes: int, reason: DeleteReason, cut: bytes = b""
-    ) -> None:
-        """Announce, then unlink; a file that is gone already is no error.
+    ) -> bool:
+        """Announce, then unlink. Whether the file is gone, which it may have been before.
 
-        Raises ``OSError``. The books are the caller's.
+        What cannot be removed is passed over where the disk does not fail: false for a file, and
+        true for a directory in which something is, since that is no file of ours.
+        Raises ``OSError`` where the disk fails. The books are the caller's.
         """
         self.tell(Deleting(relative, nbytes, reason, cut))
         try:
             self.disk.unlink(self.path(relative))
         except FileNotFoundError:
-            return
+            return True
+        except OSError as error:
+            why = _OF_ONE_FILE.get(error.errno)
+            if why is None:
+                raise
+            return self._pass_over(relative, why)
+        self.stays.discard(relative)
         self.count("deleted_files")
         self.count("deleted_bytes", nbytes)
+        return True
+
+    def _pass_over(self, relative: str, why: StaysReason) -> bool:
+        """Whether no file of that name is left."""
+        try:
+            nbytes = self.disk.file_size(self.path(relative))
+        except FileNotFoundError:
+            return True
+        self.count("passed_over")
+        self.passed_over.append(PassedOver(relative, why))
+        _LOG.warning("%s cannot be removed (%s), and is passed over", relative, why)
+        if nbytes is not None:
+            self.stays.add(relative)
+            return False
+        self._enter_strangers(relative)
+        return True
+
+    def set_aside(self, relative: str) -> None:
+        """Move what has this name to the quarantine, whatever it is, so that the name is free.
+
+        A file is kept there. Of the rest nothing is kept but a directory in which something is:
+        that is not ours. Raises ``OSError``.
+        """
+        folder, _, name = relative.partition("/")
+        target = f"{names.QUARANTINE}/{folder}-{name}"
+        try:
+            try:
+                self.disk.rename(self.path(relative), self.path(target))
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+                target += f"-{secrets.token_hex(4)}"
+                self.disk.rename(self.path(relative), self.path(target))
+        except FileNotFoundError:
+            return
+        self.disk.sync_directory(self.path(names.QUARANTINE))
+        self.disk.sync_directory(self.path(folder))
+        with self.lock:
+            self.ledger.other.pop(target, None)
+        self._forget_strangers(relative)
+        nbytes = self.disk.file_size(self.path(target))
+        if nbytes is not None:
+            with self.lock:
+                self.ledger.other[target] = Other("quarantined", nbytes)
+            return
+        try:
+            self.disk.unlink(self.path(target))
+        except OSError:
+            self._enter_strangers(target)
+
+    def _enter_strangers(self, folder: str) -> None:
+        """Have what is in a directory that is not ours in the books, as a walk has it."""
+        self._forget_strangers(folder)
+        found = list(self.disk.walk(self.path(folder)))
+        with self.lock:
+            for entry in found:
+                self.ledger.other[f"{folder}/{entry.path}"] = Other("unknown", entry.nbytes)
+
+    def _forget_strangers(self, folder: str) -> None:
+        with self.lock:
+            for path in [path for path in self.ledger.other if path.startswith(f"{folder}/")]:
+                del self.ledger.other[path]
 
     def touch(self, cut: Cut) -> None:
         """Note a use; the index learns of it with the next commit."""

@@ -32,6 +32,11 @@ def cut_path(digest: bytes) -> str:
     return f"{CUTS}/{digest.hex()}{_SUFFIX}"
 
 
+def is_in(path: str, folder: str) -> bool:
+    """Whether that is a file of ``folder`` itself: in folders of a folder nothing is ours."""
+    return path.rpartition("/")[0] == folder
+
+
 def digest_of_path(path: str, folder: str) -> bytes | None:
     """The digest in the name of a file of ``folder``; ``None`` for any other path."""
     parent, _, name = path.rpartition("/")

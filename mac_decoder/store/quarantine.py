@@ -12,11 +12,12 @@ from collections.abc import Callable
 from mac_decoder.store import names
 from mac_decoder.store.events import Invalid
 from mac_decoder.store.holdings import Holdings
-from mac_decoder.store.ledger import BlockFile, Cut, Other
+from mac_decoder.store.ledger import BlockFile, Cut
 from protocol.errors import IntegrityError
 
 UNREADABLE = "file_unreadable"
 MISSING = "file_missing"
+NOT_A_FILE = "not_a_file"
 
 
 class Quarantine:
@@ -24,7 +25,8 @@ class Quarantine:
 
     def __init__(self, held: Holdings) -> None:
         self._held = held
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: dict[str, Callable[[], None]] = {}
+        """By path: how to move what was found and is not moved yet."""
 
     def find(self, error: IntegrityError, cut: Cut) -> None:
         """``cut`` could not be read because of ``error``, whose field is the file's path."""
@@ -35,19 +37,26 @@ class Quarantine:
             if block is not None:
                 self.find_block(error, block)
                 return
-            if cut.withheld:
+            unreadable = error.reason == UNREADABLE
+            # That it lacks a block says nothing of its own file.
+            if cut.withheld == "invalid" or (cut.withheld == "unreadable" and unreadable):
                 return
-            cut.withheld = "unreadable" if error.reason == UNREADABLE else "invalid"
-            self._count(names.cut_path(cut.file), error.reason, (cut.name,))
-            self._waiting.append(lambda: self._set_cut_aside(cut, error.reason))
+            cut.withheld = "unreadable" if unreadable else "invalid"
+            own = names.cut_path(cut.file)
+            self._count(own, error.reason, (cut.name,))
+            self._waiting[own] = lambda: self._set_cut_aside(cut, error.reason)
         self.settle_if_free()
 
     def find_block(self, error: IntegrityError, file: BlockFile) -> None:
         """``file`` could not be read because of ``error``."""
+        # The name of a missing file may be taken: it is needed for when the block is back.
+        strange = error.reason == NOT_A_FILE
+        path = names.block_path(file.digest)
         with self._held.lock:
-            if not file.present or not self._withhold_users(file, error.reason):
+            if path in self._waiting or not (file.present or strange):
                 return
-            self._waiting.append(lambda: self._set_block_aside(file, error.reason))
+            if self._withhold_users(file, error.reason):
+                self._waiting[path] = lambda: self._set_block_aside(file, error.reason)
         self.settle_if_free()
 
     def block(self, file: BlockFile, reason: str) -> None:
@@ -55,6 +64,24 @@ class Quarantine:
         with self._held.lock:
             self._withhold_users(file, reason)
         self._set_block_aside(file, reason)
+
+    def other(self, path: str) -> None:
+        """A file that was damaged at the start is set aside, if it still is where it was.
+
+        Failures of the disk are counted.
+        """
+        held = self._held
+        with held.writing:
+            found = held.ledger.other.get(path)
+            if found is None or found.kind != "malformed":
+                return
+            try:
+                held.set_aside(path)
+            except OSError:
+                held.count("quarantine_failures")
+                return
+            with held.lock:
+                del held.ledger.other[path]
 
     def settle_if_free(self) -> None:
         """Move what waits, unless somebody writes: then that one does."""
@@ -70,7 +97,7 @@ class Quarantine:
             with self._held.lock:
                 if not self._waiting:
                     return
-                move = self._waiting.pop(0)
+                move = self._waiting.pop(next(iter(self._waiting)))
             try:
                 move()
             except OSError:
@@ -79,9 +106,12 @@ class Quarantine:
                 self._held.count("index_failures")
 
     def _withhold_users(self, file: BlockFile, reason: str) -> bool:
-        """Withhold all cuts that need ``file``; false where it was done before."""
+        """Withhold all cuts that need ``file``; false where nothing new was found.
+
+        That they are withheld already may be for another block of theirs.
+        """
         cuts = self._held.ledger.withhold_users(file)
-        if file.users and not cuts:
+        if reason == UNREADABLE and file.users and not cuts:
             return False
         if reason == UNREADABLE:
             for cut in cuts:
@@ -101,9 +131,11 @@ class Quarantine:
             # The medium may give it back; until the next start nothing relies on it.
             file.trusted = False
             return
-        if held.ledger.blocks.get(file.digest) is not file or not file.present:
+        if held.ledger.blocks.get(file.digest) is not file:
             return
-        self._move(names.block_path(file.digest), file.nbytes, reason)
+        if not file.present and reason != NOT_A_FILE:
+            return
+        self._move(names.block_path(file.digest), reason)
         with held.lock:
             held.ledger.set_present(file, False)
             if not file.users:
@@ -113,7 +145,7 @@ class Quarantine:
         held = self._held
         if reason == UNREADABLE or held.ledger.cuts.get(cut.name) is not cut:
             return
-        self._move(names.cut_path(cut.file), cut.nbytes, reason)
+        self._move(names.cut_path(cut.file), reason)
         with held.lock:
             removed = held.ledger.remove_cut(cut)
             held.dirty.update(child.name for child in cut.children)
@@ -122,18 +154,7 @@ class Quarantine:
                     held.ledger.drop_block(file)
         held.forget_rows([cut.name], [node.number for node in removed.nodes])
 
-    def _move(self, path: str, nbytes: int, reason: str) -> None:
+    def _move(self, path: str, reason: str) -> None:
         """From its folder to the quarantine. Raises ``OSError``."""
-        if reason == MISSING:
-            return
-        held = self._held
-        folder, _, name = path.partition("/")
-        target = f"{names.QUARANTINE}/{folder}-{name}"
-        try:
-            held.disk.rename(held.path(path), held.path(target))
-        except FileNotFoundError:
-            return
-        held.disk.sync_directory(held.path(names.QUARANTINE))
-        held.disk.sync_directory(held.path(folder))
-        with held.lock:
-            held.ledger.other[target] = Other("quarantined", nbytes)
+        if reason != MISSING:
+            self._held.set_aside(path)

@@ -203,12 +203,11 @@ class _Recovery:
     def sort_out(self) -> None:
         """Everything else, by kind."""
         for path in list(self.files):
-            folder = path.partition("/")[0]
             if path in (names.CACHE_TAG, "lock"):
                 self._note(path, "own")
-            elif folder == names.TEMP:
+            elif names.is_in(path, names.TEMP):
                 self._note(path, "unfinished")
-            elif folder == names.QUARANTINE:
+            elif names.is_in(path, names.QUARANTINE):
                 self._note(path, "quarantined")
             elif (digest := names.digest_of_path(path, names.BLOCKS)) is not None:
                 self._sort_block(path, digest)

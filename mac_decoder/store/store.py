@@ -465,8 +465,10 @@ def _usable(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
+        # Without the number and the file, which say nothing to whoever chose the directory.
+        why = isinstance(error, OSError) and error.strerror
         raise ConfigError(
-            f"the cache directory {directory} cannot be used: {error}",
+            f"the cache directory {directory} cannot be used: {why or error}",
             reason="cache_dir_unusable",
             field="cache_dir",
             hint="check its owner and free space, choose another --cache-dir, or use --no-disk",

@@ -6,6 +6,9 @@ only they need. If the plan cannot free enough, nothing is deleted.
 
 Order of a deletion: event, the cut's file, the blocks' files, directories, index. So no crash
 leaves a cut on record whose blocks were deleted before it.
+
+What cannot be removed for a reason of its own (see ``Holdings.remove_file``) stops nothing: it is
+passed over, told, and not counted on again for making room.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from mac_decoder.store import names
-from mac_decoder.store.events import DeleteReason
+from mac_decoder.store.events import DeleteReason, PassedOver
 from mac_decoder.store.holdings import Holdings
-from mac_decoder.store.ledger import BlockFile, Cut, Kind, Removed, Tally, Victims
+from mac_decoder.store.ledger import BlockFile, Cut, Kind, Other, Removed, Tally, Victims
 from protocol.errors import CapacityError
 
 _T = TypeVar("_T")
@@ -51,18 +54,23 @@ def _untold(done: int, total: int) -> None:
     """No progress is wanted."""
 
 
+def _unheard(passed: PassedOver) -> None:
+    """Nobody asks what was left."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """How a deletion that users ask for goes on.
 
     ``progress(done, total)`` is told bytes; ``cancelled`` is asked between two cuts, and what
     was deleted by then stays so. Cuts that are being read are waited for ``patience_s``, and
-    left after that.
+    left after that. ``passed_over`` is told what could not be removed.
     """
 
     progress: Callable[[int, int], None] = _untold
     cancelled: Callable[[], bool] = lambda: False
     patience_s: float = 0.0
+    passed_over: Callable[[PassedOver], None] = _unheard
 
 
 AT_ONCE: Final = Pace()
@@ -109,7 +117,8 @@ class Sweeper:
         Raises ``CapacityError`` (``store_over_cap``, ``store_under_floor``), with nothing
         deleted, where that cannot be reached; ``OSError`` or ``sqlite3.Error`` if the disk fails.
         """
-        for _attempt in range(_ATTEMPTS):
+        attempts = 0
+        while attempts < _ATTEMPTS:
             space = self.missing(nbytes)
             short = max(space.under_cap, space.above_floor)
             if not short:
@@ -117,8 +126,10 @@ class Sweeper:
             plan = self.plan(short, keep)
             if plan.freed < short:
                 break
-            # A reader may pin a victim meanwhile: then it is counted again.
             self.delete(plan, "room")
+            # A reader may pin a victim meanwhile: then it is counted again. What was passed over
+            # is not, so that comes to an end.
+            attempts += not self._held.passed_over
         over = space.under_cap >= space.above_floor
         raise CapacityError(
             "the durable tier has no room for a cut",
@@ -137,7 +148,8 @@ class Sweeper:
             for cut in self._held.ledger.cuts.values():
                 if plan.freed >= nbytes:
                     break
-                if not cut.pins and id(cut) not in spared:
+                stays = names.cut_path(cut.file) in self._held.stays
+                if not cut.pins and not stays and id(cut) not in spared:
                     plan.add_cut(cut)
         return plan
 
@@ -181,19 +193,23 @@ class Sweeper:
         self, plan: Victims, nbytes: int | None, kinds: Iterable[Kind] = _OF_NO_USE
     ) -> None:
         ledger = self._held.ledger
+        # Whoever wants everything gone has it tried again.
+        stays = self._held.stays if nbytes is not None else ()
         for kind in kinds:
             for path, other in ledger.other.items():
                 if nbytes is not None and plan.freed >= nbytes:
                     return
-                if other.kind == kind:
+                if other.kind == kind and path not in stays:
                     plan.add_other(path)
         for file in ledger.idle_blocks():
             if nbytes is not None and plan.freed >= nbytes:
                 return
-            plan.add_block(file)
+            if names.block_path(file.digest) not in stays:
+                plan.add_block(file)
 
     def delete(self, plan: Victims, reason: DeleteReason) -> Tally:
         """Carry out a plan; what was really deleted. Raises ``OSError`` or ``sqlite3.Error``."""
+        self._held.passed_over.clear()
         before = self._deleted()
         for path in plan.other:
             self.delete_other(path, reason)
@@ -221,7 +237,11 @@ class Sweeper:
         while True:
             while left and not pace.cancelled():
                 with held.writing:
+                    held.passed_over.clear()
                     done = self._delete_slice(left, reason, pace.cancelled, stays)
+                    passed_over = tuple(held.passed_over)
+                for passed in passed_over:
+                    pace.passed_over(passed)
                 files, nbytes = files + done.files, nbytes + done.nbytes
                 pace.progress(nbytes, max(nbytes, plan.freed))
                 time.sleep(_PAUSE_S)
@@ -229,7 +249,9 @@ class Sweeper:
                 read = [
                     cut
                     for cut in plan.cuts
-                    if held.ledger.cuts.get(cut.name) is cut and not stays(cut)
+                    if held.ledger.cuts.get(cut.name) is cut
+                    and not stays(cut)
+                    and names.cut_path(cut.file) not in held.stays
                 ]
             if not read or pace.cancelled() or time.monotonic() >= until:
                 return Tally(files, nbytes)
@@ -270,9 +292,9 @@ class Sweeper:
     def delete_other(self, path: str, reason: DeleteReason) -> None:
         """Remove a file that is neither a held cut nor a block."""
         ledger = self._held.ledger
-        self._held.remove_file(path, ledger.other[path].nbytes, reason)
-        with self._held.lock:
-            del ledger.other[path]
+        if self._held.remove_file(path, ledger.other[path].nbytes, reason):
+            with self._held.lock:
+                del ledger.other[path]
 
     def delete_cuts(
         self,
@@ -291,11 +313,15 @@ class Sweeper:
                         continue
                     # From here on no reader finds it.
                     before, cut.withheld = cut.withheld, "invalid"
+                removed_file = False
                 try:
-                    held.remove_file(names.cut_path(cut.file), cut.nbytes, reason, cut.name)
-                except OSError:
-                    cut.withheld = before
-                    raise
+                    path = names.cut_path(cut.file)
+                    removed_file = held.remove_file(path, cut.nbytes, reason, cut.name)
+                finally:
+                    if not removed_file:
+                        cut.withheld = before
+                if not removed_file:
+                    continue
                 with held.lock:
                     removed = held.ledger.remove_cut(cut)
                     held.dirty.update(child.name for child in cut.children)
@@ -312,8 +338,10 @@ class Sweeper:
         """Finish what a cut's second publication left of the first. Never raises."""
         held = self._held
         try:
-            if old.file != cut.file:
-                held.remove_file(names.cut_path(old.file), old.nbytes, "superseded")
+            path = names.cut_path(old.file)
+            if old.file != cut.file and not held.remove_file(path, old.nbytes, "superseded"):
+                with held.lock:
+                    held.ledger.other[path] = Other("duplicate", old.nbytes)
             self._delete_blocks(removed.files, "superseded")
             held.forget_rows([], [node.number for node in removed.nodes])
         except (OSError, sqlite3.Error):
@@ -324,7 +352,9 @@ class Sweeper:
         for file in files:
             if file.users:
                 continue
-            if file.present:
-                held.remove_file(names.block_path(file.digest), file.nbytes, reason)
+            path = names.block_path(file.digest)
+            if file.present and not held.remove_file(path, file.nbytes, reason):
+                # It stays as a block that no cut needs.
+                continue
             with held.lock:
                 held.ledger.drop_block(file)

@@ -55,6 +55,7 @@ class Verifier:
         self._dry_run = dry_run
         self._result = Verified()
         self._total = 0
+        self._known: set[str] = set()
 
     def run(self) -> Verified:
         """Read all. Raises ``Cancelled``."""
@@ -69,11 +70,15 @@ class Verifier:
             ]
             self._total = sum(cut.nbytes for cut in cuts) + sum(file.nbytes for file in blocks)
         self._result.bad += damaged
+        self._known = {bad.path for bad in damaged}
         for cut in cuts:
             self._step(names.cut_path(cut.file), cut.nbytes, lambda cut=cut: self._cut(cut))
         for file in blocks:
             path = names.block_path(file.digest)
             self._step(path, file.nbytes, lambda file=file: self._block(file))
+        if not self._dry_run:
+            for bad in damaged:
+                self._quarantine.other(bad.path)
         with held.writing:
             if held.index_damaged or not held.index.intact():
                 self._result.bad.append(Bad(index.NAME, "file_malformed"))
@@ -86,7 +91,9 @@ class Verifier:
         try:
             check()
         except IntegrityError as error:
-            self._result.bad.append(Bad(path, error.reason))
+            # A cut may need what was known to be damaged: that is one wrong file.
+            if path not in self._known:
+                self._result.bad.append(Bad(path, error.reason))
         self._result.files += 1
         self._result.nbytes += nbytes
         self._progress(self._result.nbytes, self._total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -326,6 +327,7 @@ def test_a_dry_run_changes_nothing_and_says_what_the_real_one_does(
         "files": found["files"],
         "bytes": found["bytes"],
         "on_disk": held,
+        "passed_over": [],
     }
     assert home.tree() == before
     status, printed, _ = home.run(*command, *(("--yes",) if command == ("clear",) else ()))
@@ -381,6 +383,62 @@ def test_clear_leaves_what_is_not_ours(home: Home) -> None:
     assert (status, "left alone: 1 files" in printed) == (0, True)
     assert (home.directory / "notes.txt").read_text() == "mine"
     assert not list(home.directory.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("command", [("prune", "--to", "0"), ("clear", "--yes")])
+@pytest.mark.parametrize("verified", [True, False])
+def test_what_is_no_file_stops_nothing(
+    home: Home, command: tuple[str, ...], verified: bool
+) -> None:
+    home.fill(IDENTITY, OTHER_IDENTITY)
+    folder, pipe, empty, damaged = sorted((home.directory / "blocks").iterdir())[:4]
+    for path in (folder, pipe):
+        path.unlink()
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    os.mkfifo(pipe)
+    empty.write_bytes(b"")
+    flip(damaged, -1)
+    if verified:
+        bad = {one["file"]: one["reason"] for one in home.json("verify", status=1)["bad"]}
+        expected = ("not_a_file", "not_a_file", "file_malformed", "digest_differs")
+        for path, reason in zip((folder, pipe, empty, damaged), expected, strict=True):
+            assert bad[f"blocks/{path.name}"] == reason
+            assert not path.exists()
+        again = home.json("verify", status=1)["bad"]
+        assert {one["file"]: one["reason"] for one in again} == dict.fromkeys(bad, "file_missing")
+        assert len(again) == len(bad)
+    found = home.json(*command)
+    assert found["passed_over"] == []
+    assert found["on_disk"] == home.on_disk()
+    left = {path.name for path in home.directory.rglob("*") if path.is_file()}
+    assert left == {"notes.txt", index.NAME, LOCK, "CACHEDIR.TAG"}
+
+
+@pytest.mark.parametrize("command", [("prune", "--to", "0"), ("clear", "--yes")])
+def test_a_file_that_cannot_be_removed_is_named_and_the_rest_goes(
+    home: Home, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that must not be changed (``chattr +i``, ``chflags uchg``)."""
+    home.fill()
+    kept = sorted((home.directory / "blocks").iterdir())[0]
+    unlink = os.unlink
+
+    def refusing(path: str | Path, *rest: object, **named: object) -> None:
+        if str(path) == str(kept):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "unlink", refusing)
+    status, printed, _ = home.run(*command)
+    assert status == 0
+    named = f"passed over: blocks/{kept.name} cannot be removed (not_permitted)"
+    assert named in printed
+    assert list(home.directory.rglob("*.safetensors")) == [kept]
+    found = home.json(*command)
+    assert found["passed_over"] == [{"file": f"blocks/{kept.name}", "reason": "not_permitted"}]
+    assert found["files"] == 0
+    assert found["on_disk"] == home.on_disk()
 
 
 def test_clear_is_refused_where_nobody_can_be_asked(home: Home) -> None:

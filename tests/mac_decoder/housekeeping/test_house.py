@@ -20,6 +20,7 @@ from mac_decoder.housekeeping.operations import Progress
 from mac_decoder.keeper import Keeper
 from mac_decoder.reuse.facts import Restore
 from mac_decoder.store import index
+from mac_decoder.store.events import PassedOver
 from mac_decoder.store.files import Disk, RealDisk
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.store import Store
@@ -437,6 +438,28 @@ async def test_pruning_leaves_memory_serving(tmp_path: Path) -> None:
         assert serves(keeper, one, 700, "resident")
         (cut,) = (await house.conversations()).shown[0].cuts
         assert (cut.state, cut.tiers) == ("out_of_space", ("resident",))
+
+
+@pytest.mark.parametrize("kind", ["prune", "clear", "forget"])
+async def test_what_cannot_be_removed_is_told_and_the_rest_goes(kind: str, tmp_path: Path) -> None:
+    keeper = kept_in(tmp_path)
+    async with housekeeping(keeper) as house:
+        await asyncio.to_thread(talk, keeper, 1, 700)
+        path = sorted((tmp_path / "blocks").iterdir())[0]
+        path.unlink()
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+        (shown,) = (await house.conversations()).shown
+        operation = {
+            "prune": lambda: house.prune(0),
+            "clear": house.clear,
+            "forget": lambda: house.forget(shown.id),
+        }[kind]()
+        gone = await operation.result()
+        assert operation.passed_over == (PassedOver(f"blocks/{path.name}", "directory_not_empty"),)
+        assert walked(tmp_path) == {f"blocks/{path.name}/notes.txt": 4}
+        footprint = await house.footprint()
+        assert gone.left == footprint.total.nbytes == footprint.on_disk
 
 
 async def test_a_conversation_that_went_on_is_another_one(tmp_path: Path) -> None:

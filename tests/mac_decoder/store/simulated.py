@@ -181,6 +181,11 @@ class SimulatedDisk:
         view[: len(data)] = data
         return len(data)
 
+    def file_size(self, path: Path) -> int | None:
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "missing")
+        return len(self._names[path].data)
+
     def unlink(self, path: Path) -> None:
         self.step("unlink")
         if path not in self._names:

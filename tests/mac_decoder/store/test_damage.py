@@ -273,8 +273,13 @@ def test_verify_finds_a_truncated_file_after_the_restart(
     with opened(tmp_path, disk) as store:
         assert not serves(store, SMALL, TOKENS)
         assert store.stats().kinds["malformed"].files == 2
-        named = {bad.path for bad in store.verify().bad}
-        assert named == {path.relative_to(tmp_path).as_posix() for path in disk.files()}
+        there = {path.relative_to(tmp_path).as_posix() for path in disk.files()}
+        assert {bad.path for bad in store.verify(dry_run=True).bad} == there
+        assert {path.relative_to(tmp_path).as_posix() for path in disk.files()} == there
+        assert {bad.path for bad in store.verify().bad} == there
+        assert {path.parent.name for path in disk.files()} == {"quarantine"}
+        assert store.stats().kinds["malformed"].files == 0
+        assert store.stats().on_disk == walk(tmp_path, disk)
         assert store.stats().on_disk == walk(tmp_path, disk)
 
 
