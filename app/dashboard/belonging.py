@@ -1,4 +1,5 @@
 """Whose connection a page's is: that of the session which the page was made for, and of no other.
+Where it was asked for with an API key and without a session, that key stands in its place.
 
 A page is named by an identifier of its own, in the address of its connection and in every message
 of it; NiceGUI asks for nothing more. But a page does what its session may do, so that whoever
@@ -7,6 +8,7 @@ brings the identifier has to bring the session, too.
 
 from __future__ import annotations
 
+from inspect import isawaitable
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -15,6 +17,7 @@ from socketio.exceptions import ConnectionRefusedError as Refused
 from starlette.types import Scope
 
 from mac_decoder.api.door import Refusals
+from mac_decoder.api.guard import KeyGuard
 from mac_decoder.api.sessions import Session, Sessions
 from protocol.errors import RequestError
 
@@ -25,13 +28,13 @@ _LOAD_AGAIN: Final = "Implicit handshake failed"
 somebody logged in or out, which is how a browser of good will comes to this.
 """
 
-_SAID: Final = ("event", "javascript_response", "ack", "log")
-"""What pages say once they are connected."""
-
-_nicegui: Final[dict[str, Any]] = {
-    name: core.sio.handlers["/"][name] for name in ("connect", "handshake", *_SAID)
-}
+_nicegui: Final[dict[str, Any]] = dict(core.sio.handlers["/"])
 """What NiceGUI does of each message, as it was at the import."""
+
+_OTHERWISE: Final = frozenset({"connect", "handshake", "disconnect"})
+"""Those that make a page's connection are asked in their own way, and nobody says the end of one.
+All others, whatever they will be, come over a connection that has to be the page's.
+"""
 
 
 class Belonging:
@@ -44,14 +47,14 @@ class Belonging:
         """Ask before NiceGUI does anything of what comes over a connection."""
         core.sio.on("connect", self._connect)
         core.sio.on("handshake", self._handshake)
-        for name in _SAID:
+        for name in _nicegui.keys() - _OTHERWISE:
             core.sio.on(name, self._asking(name))
 
     def refusal(self, scope: Scope) -> RequestError | None:
         """Why a request that goes on with a connection is refused; ``None`` if it is not."""
         of = parse_qs(scope["query_string"].decode("latin-1")).get("sid", [""])[0]
         before = core.sio.environ.get(of)
-        if before is None or _session(before["asgi.scope"]) is _session(scope):
+        if before is None or _whose(before["asgi.scope"]) == _whose(scope):
             return None
         self._refusals.count(REASON)
         return RequestError("this is a connection of another session", reason=REASON)
@@ -67,31 +70,36 @@ class Belonging:
         return bool(named) and self._is_of(named, sid) and await _nicegui["handshake"](sid, said)
 
     def _asking(self, name: str) -> Any:
-        def asked(sid: str, said: object) -> None:
-            client = _named(said)
+        async def asked(sid: str, *said: object) -> Any:
+            client = _named(*said[:1])
             if client in core.sio.rooms(sid):  # the handshake put it there
-                _nicegui[name](sid, said)
-            elif client in Client.instances:
+                done = _nicegui[name](sid, *said)
+                return await done if isawaitable(done) else done
+            if client in Client.instances:
                 self._refusals.count(REASON)
+            return None
 
         return asked
 
     def _is_of(self, client: str, sid: str) -> bool:
         """Whether a page, if it is there, and a connection are of one session; counted if not."""
         page = Client.instances.get(client)
+        if page is None:
+            return True
+        # Of whom nothing is known is nobody's, which is not the same as one without a session.
         environ = core.sio.get_environ(sid)
-        ours = None if environ is None else _session(environ["asgi.scope"])
-        if page is None or _session(page.request.scope) is ours:
+        if environ is not None and _whose(environ["asgi.scope"]) == _whose(page.request.scope):
             return True
         self._refusals.count(REASON)
         return False
 
 
-def _session(scope: Any) -> Session | None:
-    return scope.get(Sessions.SCOPE)
+def _whose(scope: Any) -> Session | bytes | None:
+    """The session that a request brings, or the key; ``None``: nobody in particular asks."""
+    return scope.get(Sessions.SCOPE) or scope.get(KeyGuard.KEY)
 
 
-def _named(said: object) -> str:
+def _named(said: object = None) -> str:
     """The page that a message names; empty where it names none."""
     named = said.get("client_id") if isinstance(said, dict) else None
     return named if isinstance(named, str) else ""

@@ -21,7 +21,14 @@ from app.dashboard.sealed import Sealed
 from mac_decoder.api import plain
 from mac_decoder.api.errors import error_response
 from mac_decoder.api.face import Facing
-from mac_decoder.api.guard import refuse, takes_html
+from mac_decoder.api.guard import (
+    header_values,
+    is_led_by_others,
+    is_navigation,
+    onward,
+    refuse,
+    takes_html,
+)
 from mac_decoder.api.sessions import Sessions
 from protocol.errors import BatonError, CapacityError, ConfigError, RequestError
 
@@ -81,18 +88,18 @@ class Dashboard:
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         asks = scope["path"] in addresses.PAGES
-        site = _said(scope, "sec-fetch-site")
-        if site in _OTHERS and not _is_led_here(scope):
+        if _is_for_others(scope) and not is_navigation(scope):
             await self._refuse_others(scope, receive, send)
             return
-        if asks and (scope["method"] == "HEAD" or not takes_html(_all(scope, "accept"))):
+        if asks and (scope["method"] == "HEAD" or not takes_html(header_values(scope, b"accept"))):
             # Somebody who looks whether it answers: a page is held for those who look at it.
             await PlainTextResponse(_HERE, headers={"cache-control": "no-store"})(
                 scope, receive, send
             )
             return
-        if asks and site == "cross-site":
-            await _onward(scope["path"])(scope, receive, send)
+        if asks and is_led_by_others(scope):
+            # Without its session, the page would not be of the one that its connection brings.
+            await onward(scope["path"])(scope, receive, send)
             return
         try:
             pages = await self._started()
@@ -109,7 +116,7 @@ class Dashboard:
             missing = RequestError("there is nothing at this address", reason="route_not_found")
             await refuse(missing, scope, receive, send)
             return
-        if _said(scope, "sec-fetch-site") in _OTHERS:
+        if _is_for_others(scope):
             await self._refuse_others(scope, receive, send)
             return
         may_manage = self._facing.sessions.may_manage(scope.get(Sessions.SCOPE))
@@ -172,29 +179,8 @@ def _failed(starting: asyncio.Task[ASGIApp]) -> bool:
     return starting.done() and (starting.cancelled() or starting.exception() is not None)
 
 
-def _all(scope: Scope, header: str) -> list[str]:
-    name = header.encode()
-    return [value.decode("latin-1") for found, value in scope["headers"] if found == name]
-
-
-def _said(scope: Scope, header: str) -> str:
-    return ", ".join(_all(scope, header))
-
-
-def _is_led_here(scope: Scope) -> bool:
-    """Whether a browser goes here with a whole window, as by a link: not for an image or a frame,
-    which are asked for without an Origin.
-    """
-    modes = (_said(scope, "sec-fetch-mode"), _said(scope, "sec-fetch-dest"))
-    return modes == ("navigate", "document")
-
-
-def _onward(path: str) -> Response:
-    """Leads to a page of ours. With a navigation that another site began a browser sends no strict
-    cookie, and would with the connection of the page: those would not be of one session.
-    """
-    body = plain.page("Dashboard", f'<p><a href="{path}">Go on</a></p>', path)
-    return Response(body, headers=plain.HEADERS)
+def _is_for_others(scope: Scope) -> bool:
+    return any(site in _OTHERS for site in header_values(scope, b"sec-fetch-site"))
 
 
 def _apology(error: BatonError) -> Response:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mac_decoder.api import plain
 from mac_decoder.api.door import Refusals
 from mac_decoder.api.errors import error_response
-from mac_decoder.api.keys import Keys, is_ours
+from mac_decoder.api.keys import Keys, digest, is_ours
 from mac_decoder.api.sessions import Session, Sessions
 from protocol.errors import BatonError, CapacityError, RequestError
 
@@ -108,7 +109,7 @@ class HostGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        hosts, origins = header_values(scope, b"host"), header_values(scope, b"origin")
         refusal = self._callers.refusal(hosts, origins)
         if refusal is not None:
             self._refusals.count(refusal.reason)
@@ -118,7 +119,7 @@ class HostGuard:
         if invited is None or scope["type"] == "websocket":
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS":
-            asked = _values(scope, b"access-control-request-headers")
+            asked = header_values(scope, b"access-control-request-headers")
             await _preflight(invited, asked)(scope, receive, send)
         else:
             await self._app(scope, receive, _readable(send, invited))
@@ -173,10 +174,16 @@ class KeyGuard:
     left in the scope, under ``SALT``.
 
     With ``sessions`` a browser that has logged in is let in by its cookie, to pages and to what
-    they are fed by; not to the API. One that has not is sent to ``LOGIN``.
+    they are fed by; not to the API. One that has not is sent to ``LOGIN``; one that another
+    site has led here may have, and is first led to the same address by a page from here.
     """
 
     SALT = "baton.salt"
+
+    KEY = "baton.key"
+    """In the scope too: the digest of the valid key that was given as a bearer token, ``None``
+    where there was none.
+    """
 
     ALLOWED = "baton.allowed"
     """In the scope too: called, it says whether the caller would still be let in."""
@@ -209,7 +216,7 @@ class KeyGuard:
         if not guarded:
             await self._app(scope, receive, send)
             return
-        given = _values(scope, b"authorization")
+        given = header_values(scope, b"authorization")
         if self._sessions is not None and await self._by_session(
             self._sessions, scope, receive, send, bare=not given
         ):
@@ -220,8 +227,8 @@ class KeyGuard:
             def allowed() -> bool:
                 return self._salt(given) is not None
 
-            known = {self.SALT: salt, self.ALLOWED: allowed, Sessions.SCOPE: None}
-            await self._app({**scope, **known}, receive, send)
+            known = {self.SALT: salt, self.ALLOWED: allowed, self.KEY: self._key(given)}
+            await self._app({**scope, **known, Sessions.SCOPE: None}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
         self._refusals.count(refusal.reason)
@@ -239,12 +246,13 @@ class KeyGuard:
             await self._app({**scope, Sessions.SCOPE: None}, receive, send)
             return True
         pages = path == "/status/stream" or not path.startswith(self.FOR_KEYS)
-        session = sessions.find(_values(scope, b"cookie")) if bare and pages else None
+        session = sessions.find(header_values(scope, b"cookie")) if bare and pages else None
         if session is not None and _from_itself(scope):
             await self._app(self._as(sessions, session, scope), receive, send)
             return True
         if pages and bare and self._demanded and wants_page(scope):
-            await RedirectResponse(self.LOGIN, 303)(scope, receive, send)
+            answer = onward(path) if is_led_by_others(scope) else RedirectResponse(self.LOGIN, 303)
+            await answer(scope, receive, send)
             return True
         return False
 
@@ -254,26 +262,31 @@ class KeyGuard:
         def allowed() -> bool:
             return sessions.holds(session)
 
-        known = {Sessions.SCOPE: session, self.SALT: sessions.salt(session) or b""}
+        known = {Sessions.SCOPE: session, self.SALT: sessions.salt(session) or b"", self.KEY: None}
         return {**scope, **known, self.ALLOWED: allowed}
 
     def _salt(self, given: list[str]) -> bytes | None:
         """The salt of whoever gives this, empty for nobody in particular; ``None``: refused."""
-        tokens = [_bearer(value) for value in given]
-        if len(tokens) == 1 and tokens[0] is not None:
-            salt = self._keys.salt_of(tokens[0])
-            if salt is not None:
-                return salt
-        if self._demanded or any(token is not None and is_ours(token) for token in tokens):
+        key = self._key(given)
+        if key is not None:
+            return self._keys.salt_by(key)
+        if self._demanded or any(is_ours(_bearer(value) or "") for value in given):
             return None
         return b""
+
+    def _key(self, given: list[str]) -> bytes | None:
+        """The digest of the one valid key in this."""
+        token = _bearer(given[0]) if len(given) == 1 else None
+        if token is None or self._keys.salt_of(token) is None:
+            return None
+        return digest(token)
 
 
 def wants_page(scope: Scope) -> bool:
     """Whether a browser asks for something to show: a GET that takes HTML."""
     if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
         return False
-    return takes_html(_values(scope, b"accept"))
+    return takes_html(header_values(scope, b"accept"))
 
 
 def takes_html(accepts: Iterable[str]) -> bool:
@@ -282,12 +295,34 @@ def takes_html(accepts: Iterable[str]) -> bool:
     return any(kind.strip().lower() == "text/html" for kind in kinds)
 
 
+def is_navigation(scope: Scope) -> bool:
+    """Whether a browser goes here with a whole window, as by a link: not for an image or a frame,
+    which are asked for without an Origin.
+    """
+    said = (header_values(scope, b"sec-fetch-mode"), header_values(scope, b"sec-fetch-dest"))
+    return said == (["navigate"], ["document"])
+
+
+def is_led_by_others(scope: Scope) -> bool:
+    """Whether another site began such a navigation: a browser sends no strict cookie with it."""
+    return header_values(scope, b"sec-fetch-site") == ["cross-site"] and is_navigation(scope)
+
+
+def onward(path: str) -> Response:
+    """A page of ours that leads to this path of ours: what it begins comes with the cookie."""
+    # A path that begins with two slashes would be the name of a host.
+    to = f"/{quote(path.lstrip('/'))}"
+    return Response(
+        plain.page("Dashboard", f'<p><a href="{to}">Go on</a></p>', to), headers=plain.HEADERS
+    )
+
+
 def _from_itself(scope: Scope) -> bool:
     """Whether no page but the server's own asks: an origin that is allowed gets no session."""
-    hosts = _values(scope, b"host")
+    hosts = header_values(scope, b"host")
     return all(
         origin.partition("://")[2].lower() == hosts[0].lower()
-        for origin in _values(scope, b"origin")
+        for origin in header_values(scope, b"origin")
     )
 
 
@@ -309,7 +344,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._declared_refusal(_values(scope, b"content-length"))
+        refusal = self._declared_refusal(header_values(scope, b"content-length"))
         if refusal is not None:
             self._refusals.count(refusal.reason)
             await refuse(refusal, scope, receive, send)
@@ -368,7 +403,8 @@ class RequestLimit:
             self._in_hand -= 1
 
 
-def _values(scope: Scope, name: bytes) -> list[str]:
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """What the headers of this name hold, which is in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 

@@ -182,6 +182,53 @@ def test_logging_out_ends_the_session(locked: Server) -> None:
     assert sessions(locked) == 0
 
 
+LED = {
+    "accept": "text/html,application/xhtml+xml",
+    "sec-fetch-site": "cross-site",
+    "sec-fetch-mode": "navigate",
+    "sec-fetch-dest": "document",
+}
+"""A link of another site's page, with which no strict cookie comes."""
+
+
+def test_a_link_of_another_site_loses_no_session(locked: Server) -> None:
+    entered = httpx.post(f"{locked.url}/login", data={"key": KEY})
+    cookie = entered.headers["set-cookie"].partition(";")[0]
+    led = httpx.get(f"{locked.url}/nodes", headers=LED)
+    assert (led.status_code, led.headers["cache-control"]) == (200, "no-store")
+    assert 'content="0; url=/nodes"' in led.text
+    assert "set-cookie" not in led.headers
+    # What that page begins is a navigation of its own. Who has no session ends at the login.
+    own = {**LED, "sec-fetch-site": "same-origin"}
+    asked = httpx.get(f"{locked.url}/nodes", headers=own)
+    assert (asked.status_code, asked.headers["location"]) == (303, "/login")
+    # Whoever brings the cookie is let in; without HTML, so that no page is made for it.
+    brought = {**own, "cookie": cookie, "accept": "image/*"}
+    assert httpx.get(f"{locked.url}/nodes", headers=brought).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        ("//evil.example/x", "/evil.example/x"),
+        ("///evil.example", "/evil.example"),
+        ("/%5Cevil.example", "/%5Cevil.example"),
+        ('/"><script>', "/%22%3E%3Cscript%3E"),
+        ("/%0d%0ax;url=//evil.example", "/%0D%0Ax%3Burl%3D//evil.example"),
+    ],
+)
+def test_a_link_of_another_site_leads_nowhere_else(locked: Server, path: str, to: str) -> None:
+    led = httpx.get(f"{locked.url}{path}", headers=LED)
+    assert f'content="0; url={to}"' in led.text
+    assert f'href="{to}"' in led.text
+
+
+@pytest.mark.parametrize("dest", ["iframe", "image", "empty"])
+def test_what_is_no_link_is_sent_to_the_login(locked: Server, dest: str) -> None:
+    asked = httpx.get(f"{locked.url}/nodes", headers={**LED, "sec-fetch-dest": dest})
+    assert (asked.status_code, asked.headers["location"]) == (303, "/login")
+
+
 def test_nobody_pays_for_what_nobody_opens() -> None:
     script = (
         "import sys, app.decoder, app.dashboard.mount, app.dashboard_command, mac_decoder.node\n"
