@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 from tests import checkpoints
 from tests.ordinary import THOROUGH
+
+OURS = ("app", "gb10_producer", "mac_decoder", "protocol", "trust")
 
 # Two busy cores make any example slow now and then; the time limit of a test is enough.
 settings.register_profile("house", deadline=None, max_examples=40)
@@ -23,6 +26,26 @@ def no_settings_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Ite
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_log_of_another_test() -> Iterator[None]:
+    """What a node that a test ran in this process set up of logging ends with the test: its
+    handlers write to a stream that is closed by then.
+    """
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    levels = {name: logger.level for name, logger in _loggers()}
+    yield
+    root.handlers[:] = handlers
+    for name, logger in _loggers():
+        logger.setLevel(levels.get(name, logging.NOTSET))
+
+
+def _loggers() -> Iterator[tuple[str, logging.Logger]]:
+    yield "", logging.getLogger()
+    for package in OURS:
+        yield package, logging.getLogger(package)
 
 
 @pytest.fixture(scope="session")
