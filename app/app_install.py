@@ -24,10 +24,15 @@ def install() -> None:
         _install_bundle()
     else:
         # First: it refuses systems that have no desktop entries.
-        login_item.install()
+        at_login = login_item.install()
         file = desktop_entry.put(login_item.COMMAND, "application")
         desktop_entry.put_icons()
-        _tell("Baton is among the applications, and opens at login", file)
+        _tell(file, at_login)
+        out.print(
+            f"  icons   {desktop_entry.ICON}.png of {len(desktop_entry.SIZES)} sizes, in the theme "
+            "hicolor"
+        )
+        out.print("  remove  baton app --uninstall")
         out.print("  start   baton app, or from the desktop's menu")
 
 
@@ -64,9 +69,9 @@ def _install_bundle() -> None:
     home = Path.home()
     command = bundle_command(home)
     put = app_bundle.install(command, importlib.metadata.version("baton-llm"), home)
-    login_item.install()
-    _tell("Baton is among the applications, and opens at login", put.path)
+    _tell(put.path, login_item.install())
     out.print(f"  log     {escape(str(command.log))}", soft_wrap=True)
+    out.print("  remove  baton app --uninstall")
     remarks = [*put.remarks]
     # While somebody is there to answer what macOS asks then.
     if said := _opened(put.path):
@@ -88,7 +93,7 @@ def _opened(bundle: Path) -> str:
     return "" if not done.status else done.said or f"status {done.status}"
 
 
-def _tell(what: str, where: Path) -> None:
-    out.print(what)
-    out.print(f"  file    {escape(str(where))}", soft_wrap=True)
-    out.print("  remove  baton app --uninstall")
+def _tell(app: Path, at_login: Path) -> None:
+    out.print("Baton is among the applications, and opens at login")
+    out.print(f"  app     {escape(str(app))}", soft_wrap=True)
+    out.print(f"  login   {escape(str(at_login))}", soft_wrap=True)

@@ -31,7 +31,10 @@ def test_on_linux_it_is_in_the_menu_and_opens_at_login(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     app_install.install()
-    assert str(desktop_entry.place("application")) in capsys.readouterr().out.replace("\n", "")
+    said = capsys.readouterr().out.replace("\n", "")
+    for kind in ("application", "autostart"):
+        assert str(desktop_entry.place(kind)) in said
+    assert "llm.baton.app.png of 5 sizes" in said
     icons = [
         f".local/share/icons/hicolor/{n}x{n}/apps/llm.baton.app.png" for n in desktop_entry.SIZES
     ]
@@ -62,6 +65,7 @@ def test_on_macos_the_bundle_opens_now_and_at_login(
     assert login_item.installed()
     assert tools["open"].calls == [f"-g -a {bundle}"]
     told = capsys.readouterr()
+    assert str(login_item.agent_file(home)) in told.out.replace("\n", "")
     assert "Local Network" in told.err
     command = (bundle / "Contents" / "Resources" / "command").read_text().splitlines()
     assert "env XDG_CONFIG_HOME=/conf" in command
