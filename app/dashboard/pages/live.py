@@ -32,6 +32,10 @@ class Live(Element, component="live.js"):
         now: float,
     ) -> None:
         super().__init__()
+        # NiceGUI's own page would be a second <main>: this one stands beside it.
+        around = self.client.content.parent_slot
+        assert around is not None
+        around.parent.tag = "div"
         self._facing = facing
         self._feed = feed
         self._page = page

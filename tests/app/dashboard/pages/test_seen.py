@@ -58,6 +58,10 @@ async def test_it_works_while_it_is_seen() -> None:
     async def said(does: str) -> None:
         await live._act(cast(Any, SimpleNamespace(args={"do": does})))
 
+    # NiceGUI's own page would be another one.
+    assert "q-page" not in {one.tag for one in client.elements.values()}
+    assert live._props["html"].count("<main ") == 1
+
     (come,), (left,) = client.connect_handlers, client.disconnect_handlers
     come()
     assert (told, feed.watchers) == ([], set())  # nobody has said that it is seen
