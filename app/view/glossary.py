@@ -19,11 +19,12 @@ MEANINGS: Final[Mapping[str, str]] = {
     "handoff": "A producer's cache of a prompt, on its way to this machine.",
     "cache": "What a model remembers of the tokens before: with it they need not be computed.",
     "reuse": "To go on from a cache that is kept, instead of computing it again.",
-    "live": "The conversation's own sequence, still in the engine: going on in it takes no time.",
+    "live": "The conversation's own sequence, still in the engine: nothing has to be restored.",
     "resident": "Kept in this machine's memory.",
     "durable": "Kept on this machine's disk, also after a restart.",
     "remote": "Prefilled by a producer.",
     "local": "Prefilled here, and nothing was reused.",
+    "mixed": "Several prompts in one request, whose caches came from different places.",
     "cut": "A position in a conversation at which its cache can be taken up again.",
     "block": "The cache of 256 tokens in a row. Conversations that begin alike share it.",
     "sequence": "One answer's cache in the engine.",
@@ -54,41 +55,56 @@ MEANINGS: Final[Mapping[str, str]] = {
     "first token": "From a request's arrival to the first token of its answer.",
     "parts at": "The position at which this prompt and what is kept have different tokens.",
     "staging": "Memory that was needed for a moment, while a cache was restored.",
+    "phases": (
+        "The parts of a bar, each with all the time that it took. Two machines measure them, and "
+        "some go on side by side: together they can come to more than the time to the first token."
+    ),
 }
 """In the order in which a page lists them: what others are explained by comes first."""
 
 PHASES: Final[Mapping[str, tuple[str, str]]] = {
-    "queue": ("waiting", "for its turn"),
-    "failed_restore": ("failed restore", "a cache that could not be restored"),
-    "failed_handoff": ("failed handoff", "a handoff that did not come to its end"),
-    "lookup": ("looking up", "what is kept of this prompt"),
-    "read": ("reading", "the cache, from disk"),
-    "compute": ("computing", "the rest of the prompt"),
-    "wire": ("transfer", "what of the transfer took longer than computing"),
-    "verify": ("checking", "every byte"),
-    "place": ("placing", "the cache in memory"),
-    "compose": ("joining", "held rows with those that were received"),
-    "swap": ("swapping in", "all layers at once"),
-    "install": ("installing", "the cache in the engine"),
+    "queue": ("waiting", "The prompt waits for its turn, here or at the producer."),
+    "failed_restore": ("failed restore", "A cache could not be restored: so long it was tried."),
+    "failed_handoff": ("failed handoff", "A handoff came to no end: so long it was tried."),
+    "lookup": (
+        "looking up",
+        "What is kept of this prompt is looked up. It lasts until the engine has time for what was "
+        "found.",
+    ),
+    "read": ("reading", "The cache is read from disk."),
+    "compute": ("computing", "The rest of the prompt is computed."),
+    "wire": (
+        "transfer",
+        "Rows travel while the next are computed: this is what the transfer took longer.",
+    ),
+    "verify": ("checking", "Every byte is checked against the digests of when it was made."),
+    "place": ("placing", "The cache is placed in memory."),
+    "compose": (
+        "joining",
+        "Rows that are held are placed while the others are received: this is what it took longer.",
+    ),
+    "swap": ("swapping in", "What was placed becomes the model's cache, all layers at once."),
+    "install": ("installing", "The cache joins those that the engine decodes with."),
     "boundary_decode": (
         "last prompt token",
-        "which is always computed here, and gives the first token of the answer",
+        "It is always computed here, and gives the first token of the answer.",
     ),
-    "decode": ("decoding", "the rest of the answer"),
+    "decode": ("decoding", "The rest of the answer is generated."),
 }
 """Phases by the code that answers have them by, in the order in which they happen: what they are
-called, and what is done."""
+called, and what goes on in them, in sentences.
+"""
 
 WORDS: Final[Mapping[Page, tuple[str, ...]]] = {
     "now": (
         *("token", "prefill", "decode", "producer", "cache", "reuse"),
-        *("live", "resident", "durable", "remote", "local"),
-        *("hit", "first token", "moving average", "handoff", "qualify"),
+        *("live", "resident", "durable", "remote", "local", "mixed"),
+        *("hit", "first token", "moving average", "handoff", "qualify", "phases"),
     ),
     "requests": (
         *("token", "prefill", "decode", "producer", "cache", "reuse"),
-        *("live", "resident", "durable", "remote", "local"),
-        *("first token", "parts at", "cut", "block", "staging"),
+        *("live", "resident", "durable", "remote", "local", "mixed"),
+        *("first token", "parts at", "cut", "block", "staging", "phases"),
     ),
     "cache": (
         *("token", "prefill", "producer", "cache", "live", "sequence", "cut", "block", "hit"),
@@ -101,7 +117,7 @@ WORDS: Final[Mapping[Page, tuple[str, ...]]] = {
     ),
     "try": (
         *("token", "prefill", "producer", "cache", "reuse"),
-        *("live", "resident", "durable", "remote", "local", "first token"),
+        *("live", "resident", "durable", "remote", "local", "first token", "phases"),
     ),
     "about": ("identity", "followers"),
 }
@@ -115,9 +131,4 @@ def listed(page: Page) -> tuple[tuple[str, str], ...]:
     here = WORDS[page]
     assert not {*here} - {*MEANINGS}
     said = tuple((word, meaning) for word, meaning in MEANINGS.items() if word in here)
-    return said + (_phases() if page in _WITH_PHASES else ())
-
-
-def _phases() -> tuple[tuple[str, str], ...]:
-    """What the parts of a stacked bar are, by what they are called."""
-    return tuple((called, f"{means[0].upper()}{means[1:]}.") for called, means in PHASES.values())
+    return said + (tuple(PHASES.values()) if page in _WITH_PHASES else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from mac_decoder.housekeeping.conversations import (
 )
 from mac_decoder.housekeeping.house import Gone
 from mac_decoder.housekeeping.operations import Kind, Operation
-from mac_decoder.store.catalogue import Footprint
+from mac_decoder.store.catalogue import Footprint, Foreign
+from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Verified
 
 _TIERS: Final[dict[Held, tuple[str, str]]] = {
@@ -111,6 +112,27 @@ class Overview:
 
 
 @dataclass(frozen=True)
+class Stays:
+    """What a clearing leaves on disk, and whose it is, one after the other; ``others``: also
+    what is no part of this decoder's.
+    """
+
+    said: tuple[str, ...]
+    others: bool
+
+
+UNKNOWN: Final = Stays(("what other models, versions and store keys have, and the index",), True)
+"""Where it was not looked what there is."""
+
+_LEFT: Final = {
+    "foreign_key": "made under another store key",
+    "stale_format": "of another version",
+    "unknown": "not made by Baton",
+}
+"""Kinds of files that a clearing leaves, as whose they are."""
+
+
+@dataclass(frozen=True)
 class Doing:
     """An operation: how far it is, or what came of it."""
 
@@ -127,11 +149,7 @@ def conversations(found: Conversations, now: float) -> Overview:
     if found.not_shown:
         rest.append(f"{words.counted(found.not_shown, 'more conversation')}")
     if found.foreign.cuts:
-        rest.append(
-            f"{words.counted(found.foreign.cuts, 'cut')} of "
-            f"{words.counted(found.foreign.identities, 'other model')}, "
-            f"{exactly(found.foreign.nbytes)}"
-        )
+        rest.append(_foreign(found.foreign))
     return Overview(tuple(_kept(one, now) for one in found.shown), "; ".join(rest))
 
 
@@ -155,17 +173,48 @@ def _files(label: str, files: int, nbytes: int) -> Fact:
     return Fact(label, words.human_bytes(nbytes), note=note)
 
 
-def question(found: Gone) -> tuple[str, ...]:
+def question(kind: Kind, found: Gone, stays: Stays | None = None) -> tuple[str, ...]:
     """What a deletion would take and leave, in sentences, as it is estimated before it begins.
     :func:`operation` says the same of it in the same words, once it has been measured.
+    ``stays`` is why a clearing leaves something, where that is known.
     """
-    return tuple(_told("Would delete", found, words.ABOUT))
+    said = [*_told("Would delete", kind, found, stays, words.ABOUT)]
+    if kind in ("clear", "forget"):
+        said.append(
+            "What producers have of it in memory is not touched: it goes when they end or need "
+            "the room."
+        )
+    kept = "Memory keeps what it has. " if kind == "prune" else ""
+    return (*said, f"{kept}No answer is lost, only time.")
 
 
-def _told(verb: str, found: Gone, about: str) -> Iterator[str]:
+def stays(found: Foreign, kinds: Mapping[str, Tally]) -> Stays:
+    """What a clearing leaves, of what others have and what the latest walk of the disk counted."""
+    said: list[str] = []
+    if found.cuts:
+        said.append(_foreign(found))
+    said += [
+        f"{words.counted(tally.files, 'file')} {whose}, {exactly(tally.nbytes)}"
+        for kind, whose in _LEFT.items()
+        if (tally := kinds.get(kind, Tally())).files
+    ]
+    return Stays((*said, "the index, lock and tag"), others=bool(said))
+
+
+def _foreign(found: Foreign) -> str:
+    return (
+        f"{words.counted(found.cuts, 'cut')} of "
+        f"{words.counted(found.identities, 'other model')}, {exactly(found.nbytes)}"
+    )
+
+
+def _told(verb: str, kind: Kind, found: Gone, stays: Stays | None, about: str) -> Iterator[str]:
     yield f"{verb} {about}{deletion(found)}."
     if found.left is not None:
-        yield f"{about}{exactly(found.left)} stay on disk."
+        left = f"{about}{exactly(found.left)} stay on disk"
+        if kind == "clear":
+            left += f": {'; '.join((stays or UNKNOWN).said)}"
+        yield f"{left}."
     shared = found.shared
     if shared is None:
         return
@@ -193,8 +242,8 @@ def deletion(found: Gone) -> str:
     return "; ".join(parts)
 
 
-def operation(found: Operation[Any]) -> Doing:
-    """What goes on, or what came of it."""
+def operation(found: Operation[Any], stays: Stays | None = None) -> Doing:
+    """What goes on, or what came of it; ``stays`` as :func:`question` has it."""
     doing, done = _DOING[found.kind]
     if found.state == "running":
         progress = found.progress
@@ -203,7 +252,7 @@ def operation(found: Operation[Any]) -> Doing:
         share = min(1.0, progress.done / progress.total)
         text = f"{words.human_bytes(progress.done)} of {words.human_bytes(progress.total)}"
         return Doing(doing, text, "busy", True, share)
-    outcome = _outcome(found.outcome)
+    outcome = _outcome(found.kind, found.outcome, stays)
     if found.state == "cancelled":
         return Doing(f"{doing} was cancelled", outcome, "warn", False, None)
     if found.error is not None:
@@ -214,9 +263,9 @@ def operation(found: Operation[Any]) -> Doing:
     return Doing(done, outcome, "bad" if bad else "good", False, None)
 
 
-def _outcome(outcome: object) -> str:
+def _outcome(kind: Kind, outcome: object, stays: Stays | None) -> str:
     if isinstance(outcome, Gone):
-        return " ".join(_told("Deleted", outcome, ""))
+        return " ".join(_told("Deleted", kind, outcome, stays, ""))
     if isinstance(outcome, Verified):
         read = f"Read {words.counted(outcome.files, 'file')}, {exactly(outcome.nbytes)}"
         if not outcome.bad:
@@ -227,6 +276,8 @@ def _outcome(outcome: object) -> str:
 
 
 def _kept(one: Conversation, now: float) -> Kept:
+    # What goes when it is forgotten. On disk and in memory it can have the same rows: both go.
+    own = words.human_bytes(one.own_bytes + one.memory_own_bytes + one.live_bytes)
     return Kept(
         one.id,
         one.mark,
@@ -234,21 +285,20 @@ def _kept(one: Conversation, now: float) -> Kept:
         words.counted(len(one.cuts), "cut"),
         tuple(Badge(_TIERS[tier][0], "plain", _TIERS[tier][1]) for tier in one.tiers),
         "" if one.used_at is None else words.ago(one.used_at, now),
-        words.human_bytes(one.referenced_bytes or one.memory_bytes or one.live_bytes),
+        f"{own} of its own",
         (
             Fact("first seen", words.moment(one.made_at)),
             Fact("last used", words.moment(one.used_at), note=_since(one.used_at, now)),
-            Fact("on disk", words.human_bytes(one.referenced_bytes)),
-            Fact("in memory", words.human_bytes(one.memory_bytes)),
+            Fact("its own, all together", own, note="what goes when it is forgotten"),
             Fact("its own on disk", words.human_bytes(one.own_bytes)),
             Fact("its own in memory", words.human_bytes(one.memory_own_bytes)),
+            Fact("live in the engine", words.human_bytes(one.live_bytes), note="its own, too"),
             Fact("shared on disk", words.human_bytes(one.shared_bytes), note="others need it too"),
             Fact(
                 "shared in memory",
                 words.human_bytes(max(0, one.memory_bytes - one.memory_own_bytes)),
                 note="others need it too",
             ),
-            Fact("live in the engine", words.human_bytes(one.live_bytes)),
         ),
         tuple(_cut(cut, now) for cut in one.cuts),
         tuple(

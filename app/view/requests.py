@@ -62,11 +62,11 @@ KINDS: Final[Mapping[str, str]] = {
     "compute": "compute",
     "wire": "wire",
     "verify": "verify",
-    "place": "install",
-    "compose": "install",
-    "swap": "install",
+    "place": "place",
+    "compose": "compose",
+    "swap": "swap",
     "install": "install",
-    "boundary_decode": "decode",
+    "boundary_decode": "first",
     DECODE: "decode",
 }
 """The kind of each phase, which has the colour of its part of a bar."""
@@ -270,7 +270,12 @@ def _details(one: Finished, path: str) -> tuple[Fact, ...]:
             "longest shared beginning", served.shared_tokens, f"{at}.shared_tokens", "token"
         ),
         facts.count("parts at", served.parts_at, f"{at}.parts_at", term="parts at"),
-        facts.time("restoring took", served.restore_ms, f"{at}.restore_ms"),
+        facts.time(
+            "restoring took",
+            served.restore_ms,
+            f"{at}.restore_ms",
+            note="while the rest was received" if served.source == "remote" else "",
+        ),
         facts.size("restored", served.restore_bytes, f"{at}.restore_bytes"),
         facts.size(
             "staging",

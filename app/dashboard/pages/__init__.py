@@ -51,7 +51,7 @@ def register(facing: Facing) -> None:
     at("/requests", RequestsPage)
     if facing.facts.disk:
         walk = Walk(facing.manage)
-        at("/cache", lambda: CachePage(facing.manage, walk))
+        at("/cache", lambda: CachePage(facing.manage, walk, facing.facts.cache))
     # What `--state-dir` says, of which the decoder's is a part.
     at("/nodes", lambda: NodesPage(facing.facts.state.parent, facing.facts.secrets))
     at("/try", lambda: TryPage(facing, feed))

@@ -10,9 +10,11 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from app.dashboard.pages import parts
@@ -25,10 +27,12 @@ from app.view import keeping
 from app.view.cache import Event, cache
 from app.view.exact import exactly
 from app.view.facts import Fact
-from app.view.keeping import Doing, Kept, Overview
+from app.view.keeping import Doing, Kept, Overview, Stays
 from mac_decoder.config import size
+from mac_decoder.housekeeping.conversations import Conversations
 from mac_decoder.housekeeping.house import Gone, Housekeeping
-from mac_decoder.housekeeping.operations import Operation
+from mac_decoder.housekeeping.operations import Kind, Operation
+from mac_decoder.store.catalogue import Foreign
 from protocol.errors import BatonError, RequestError
 from protocol.status.snapshot import Cache
 
@@ -52,9 +56,10 @@ class CachePage:
 
     title = "Cache"
 
-    def __init__(self, house: Housekeeping | None, walk: Walk) -> None:
-        """``walk`` is that of all pages."""
+    def __init__(self, house: Housekeeping | None, walk: Walk, directory: Path) -> None:
+        """``walk`` is that of all pages; ``directory`` is where the caches are."""
         self._house = house
+        self._directory = directory
         self._walk = walk
         self._memo = Memo()
         self._looking: asyncio.Task[None] | None = None
@@ -65,6 +70,7 @@ class CachePage:
         self._overview: Overview | None = None
         self._walked: tuple[Fact, ...] = ()
         self._cache: Cache | None = None
+        self._foreign: Foreign | None = None
 
     def draw(self, seen: Seen) -> Drawn:
         """Every part."""
@@ -142,7 +148,17 @@ class CachePage:
                 rows("conversations", "div", drawn["conversations"], class_="kept"),
                 piece(drawn, "rest"),
             ),
-            _section("Events", piece(drawn, "events")),
+            _section(
+                "Events",
+                tag(
+                    "p",
+                    "Only files are listed. What memory and the engine let go of to make room is "
+                    "counted under Memory.",
+                    class_="none",
+                ),
+                piece(drawn, "events"),
+                heading="On disk: what went, and why",
+            ),
             tag(
                 "div",
                 tag("div", _section("Gains", piece(drawn, "gains"))),
@@ -155,7 +171,7 @@ class CachePage:
     def looked_at(self, browser: Browser) -> None:
         """Look what is kept, walk the disk, and follow what goes on."""
         if self._house is not None and self._looking is None:
-            self._looking = asyncio.create_task(self._look(self._house))
+            self._looking = asyncio.create_task(self._look(self._house, browser))
             self._follow(browser)
 
     def unseen(self) -> None:
@@ -192,8 +208,8 @@ class CachePage:
                     browser.tell(
                         [
                             self._ask(
+                                "forget",
                                 self._called(name),
-                                "Forget",
                                 gone,
                                 partial(house.forget, name),
                             )
@@ -202,7 +218,10 @@ class CachePage:
                 case "clear":
                     require_manager(browser)
                     gone = await house.would_clear()
-                    browser.tell([self._ask("Clear everything?", "Clear", gone, house.clear)])
+                    self._foreign = await _foreign(house)
+                    title = "Clear all caches of this model?"
+                    more = self._clears_others() if gone.left is not None else ()
+                    browser.tell([self._ask("clear", title, gone, house.clear, *more)])
                 case "confirmed":
                     require_manager(browser)
                     self._carry_out(said.get("number"), browser)
@@ -255,15 +274,32 @@ class CachePage:
         if not gone.files:
             return ("open", _nothing_to_prune(gone, to_bytes))
         title = f"Prune to {exactly(to_bytes)}?"
-        return self._ask(
-            title, "Prune", gone, partial(house.prune, to_bytes), "Memory keeps what it has."
-        )
+        return self._ask("prune", title, gone, partial(house.prune, to_bytes))
 
-    def _ask(self, title: str, verb: str, gone: Gone, begin: Begin, *more: str) -> Change:
+    def _ask(self, kind: Kind, title: str, gone: Gone, begin: Begin, *more: Html) -> Change:
         self._asked = begin
         self._questions += 1
-        text = (*keeping.question(gone), " ".join((*more, "No answer is lost, only time.")))
-        return ("open", confirmation(title, text, verb, self._questions, danger=True))
+        text = (*keeping.question(kind, gone, self._stays()), *more)
+        return (
+            "open",
+            confirmation(title, text, kind.capitalize(), self._questions, danger=True),
+        )
+
+    def _clears_others(self) -> tuple[Html, ...]:
+        """The command that also deletes what others have; none where they have nothing."""
+        if not (self._stays() or keeping.UNKNOWN).others:
+            return ()
+        words = ["baton", "cache", "clear", "--cache-dir", str(self._directory.parent.absolute())]
+        return (
+            joined(
+                "To delete everything on disk, of whatever model, stop this decoder and run ",
+                tag("code", shlex.join(words), class_="command"),
+            ),
+        )
+
+    def _stays(self) -> Stays | None:
+        """What a clearing leaves; ``None`` before it was looked whose it is."""
+        return None if self._foreign is None else keeping.stays(self._foreign, self._walk.kinds)
 
     def _carry_out(self, number: object, browser: Browser) -> None:
         if number != str(self._questions):
@@ -279,7 +315,7 @@ class CachePage:
 
     def _operation(self) -> Html:
         latest = self._house.latest if self._house is not None else None
-        return _operation(None if latest is None else keeping.operation(latest))
+        return _operation(None if latest is None else keeping.operation(latest, self._stays()))
 
     def _follow(self, browser: Browser) -> None:
         if self._following is not None and not self._following.done():
@@ -295,7 +331,7 @@ class CachePage:
         browser.tell([("set", "operation", self._operation())])
         self._stale.set()
 
-    async def _look(self, house: Housekeeping) -> None:
+    async def _look(self, house: Housekeeping, browser: Browser) -> None:
         seen: Cache | None = None
         while True:
             self._walked = await self._walk.found()
@@ -304,11 +340,20 @@ class CachePage:
                 conversations = await _tried(house.conversations())
                 if conversations is not None:
                     self._overview = keeping.conversations(conversations, time.time())
+                    if self._foreign != conversations.foreign:
+                        self._foreign = conversations.foreign
+                        browser.tell([("set", "operation", self._operation())])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._stale.wait()
                     seen = None
             self._stale.clear()
+
+
+async def _foreign(house: Housekeeping) -> Foreign | None:
+    """What other models have on disk; ``None`` where that is not found out."""
+    conversations: Conversations | None = await _tried(house.conversations())
+    return None if conversations is None else conversations.foreign
 
 
 async def _tried(looking: Awaitable[Any]) -> Any:
@@ -320,11 +365,11 @@ async def _tried(looking: Awaitable[Any]) -> Any:
         return None
 
 
-def _section(title: str, *content: str) -> Html:
+def _section(title: str, *content: str, heading: str = "") -> Html:
     name = title.lower()
     return tag(
         "section",
-        tag("h2", title, id=f"h-{name}"),
+        tag("h2", heading or title, id=f"h-{name}"),
         *content,
         aria_labelledby=f"h-{name}",
         class_=f"s-{name}",
@@ -497,7 +542,7 @@ def _rest(found: Overview | None) -> Html:
 
 def _events(found: tuple[Event, ...]) -> Html:
     if not found:
-        return part("events", "div", tag("p", "Nothing has gone yet.", class_="none"))
+        return part("events", "div", tag("p", "Nothing has gone from the disk yet.", class_="none"))
     return part(
         "events",
         "div",

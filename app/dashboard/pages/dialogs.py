@@ -30,7 +30,7 @@ def confirmation(
     """
     return dialog(
         unbroken(title),
-        *(tag("p", unbroken(each)) for each in text),
+        *(tag("p", each if isinstance(each, Html) else unbroken(each)) for each in text),
         tag(
             "div",
             tag("button", "Cancel", type="button", data_dismiss=True, autofocus=True),

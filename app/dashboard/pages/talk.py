@@ -304,8 +304,9 @@ def _kept(*, disk: bool) -> str:
     if disk:
         where, forgotten = "memory and on disk", "They stay until they are forgotten on Cache."
     return (
-        f"With that tick the prompt and its answer are kept in the caches, in {where}, and by a "
-        f"producer that prefills, in its memory. {forgotten} None of it is in a log."
+        f"With that tick the prompt and its answer are kept in the caches, in {where}. {forgotten} "
+        "A producer that prefills keeps the prompt in its memory, until it ends or needs the room: "
+        "Cache does not reach that. None of it is in a log."
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from app.view import keeping
 from app.view.facts import Fact
 from mac_decoder.housekeeping.house import Housekeeping
 from mac_decoder.housekeeping.operations import Operation
+from mac_decoder.store.ledger import Tally
 from protocol.errors import BatonError
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ class Walk:
     def __init__(self, house: Housekeeping | None) -> None:
         self._house = house
         self._found: tuple[Fact, ...] = ()
+        self.kinds: Mapping[str, Tally] = {}
+        """Files by kind, as the latest walk counted them."""
         self._walking: asyncio.Task[None] | None = None
         self._ended_at = 0.0
         self._after: Operation[Any] | None = None
@@ -61,5 +65,6 @@ class Walk:
             log.info("the disk was not walked (%s): %s", error.reason, error.message)
         else:
             self._found = keeping.footprint(footprint, time.monotonic() - began)
+            self.kinds = footprint.kinds
         finally:
             self._ended_at = time.monotonic()

@@ -48,10 +48,16 @@ def anyio_backend() -> str:
 def test_a_conversation() -> None:
     found = keeping.conversations(Conversations((TALK,), 2, Foreign(1, 3, 1_000)), NOW)
     (one,) = found.shown
-    assert (one.title, one.size, one.used) == ("449 tokens", "2.4 MB", "30 s ago")
+    assert (one.title, one.used) == ("449 tokens", "30 s ago")
     assert [tier.text for tier in one.tiers] == ["live", "disk"]
     assert (one.mark, one.count) == ("3f9a1c", "1 cut")
     told = {fact.label: (fact.text, fact.note) for fact in one.facts}
+    # What the row says is what its details add up to, and what forgetting it lets go of.
+    assert one.size == "2.5 MB of its own"
+    assert told["its own, all together"] == ("2.5 MB", "what goes when it is forgotten")
+    assert told["its own on disk"][0] == "2.0 MB"
+    assert told["its own in memory"][0] == "0 B"
+    assert told["live in the engine"] == ("532.5 kB", "its own, too")
     assert told["shared on disk"] == ("400.0 kB", "others need it too")
     assert told["first seen"][0] == words.moment(NOW - 60)
     assert told["last used"] == (words.moment(NOW - 30), "30 s ago")
@@ -107,8 +113,8 @@ GONE = Gone(2, 1_500, left=700, shared=Shared(400, 30))
 
 async def test_a_question_and_its_answer_say_the_same() -> None:
     """What was estimated before is measured after, in the same words."""
-    asked = keeping.question(GONE)
-    assert asked == (
+    asked = keeping.question("forget", GONE)
+    assert asked[:3] == (
         "Would delete ≈ 2 files, 1,500 bytes (1.5 kB) on disk.",
         "≈ 700 bytes stay on disk.",
         "What it shares with other conversations stays for them, such as a common system prompt: "
@@ -117,13 +123,49 @@ async def test_a_question_and_its_answer_say_the_same() -> None:
     done: Operation[Any] = Operation("forget")
     done.end(GONE)
     told = keeping.operation(done).text
-    assert told == " ".join(asked).replace("Would delete", "Deleted").replace(words.ABOUT, "")
+    assert told == " ".join(asked[:3]).replace("Would delete", "Deleted").replace(words.ABOUT, "")
 
 
 def test_what_shares_nothing_says_so() -> None:
     alone = dataclasses.replace(GONE, shared=Shared(0, 0))
-    assert keeping.question(alone)[-1] == "Nothing of it is shared with other conversations."
-    assert keeping.question(Gone(1, 5)) == ("Would delete ≈ 1 file, 5 bytes on disk.",)
+    assert "Nothing of it is shared with other conversations." in keeping.question("forget", alone)
+    assert "shared" not in " ".join(keeping.question("forget", Gone(1, 5)))
+
+
+STAYS = keeping.stays(
+    Foreign(2, 9, 37_000_000),
+    {"foreign_key": Tally(3, 1_500), "unknown": Tally(1, 4), "blocks": Tally(40, 80_000)},
+)
+
+
+async def test_what_a_clearing_leaves_and_why() -> None:
+    asked = keeping.question("clear", Gone(1, 5, left=37_084_989), STAYS)
+    left = (
+        "37,084,989 bytes (37.1 MB) stay on disk: 9 cuts of 2 other models, 37,000,000 bytes "
+        "(37.0 MB); 3 files made under another store key, 1,500 bytes (1.5 kB); 1 file not "
+        "made by Baton, 4 bytes; the index, lock and tag."
+    )
+    assert asked[1] == f"≈ {left}"
+    assert "producers" in asked[2]
+    done: Operation[Any] = Operation("clear")
+    done.end(Gone(1, 5, left=37_084_989))
+    assert keeping.operation(done, STAYS).text == f"Deleted 1 file, 5 bytes on disk. {left}"
+    # Before it was looked whose it is, it is told in general.
+    assert "other models" in keeping.operation(done).text
+
+
+def test_a_clearing_without_a_disk_leaves_nothing_there() -> None:
+    said = " ".join(keeping.question("clear", Gone(cuts=1, memory_bytes=9), STAYS))
+    assert "stay on disk" not in said
+
+
+def test_only_what_takes_memory_says_that_producers_keep_theirs() -> None:
+    said = keeping.question("prune", Gone(1, 5, left=7), STAYS)
+    assert said == (
+        "Would delete ≈ 1 file, 5 bytes on disk.",
+        "≈ 7 bytes stay on disk.",
+        "Memory keeps what it has. No answer is lost, only time.",
+    )
 
 
 async def test_how_far_an_operation_is() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,8 @@ from tests.app.view.snapshots import IDLE
 from tests.app.view.test_keeping import TALK
 
 pytestmark = pytest.mark.anyio
+
+KEPT_IN = Path("/caches of mine/kv")
 
 GONE = Gone(files=12, nbytes=1_234_567, cuts=2, memory_bytes=999, left=20_000)
 
@@ -86,7 +89,7 @@ def house() -> House:
 
 @pytest.fixture
 def page(house: House) -> CachePage:
-    made = CachePage(cast(Any, house), Walk(cast(Any, house)))
+    made = CachePage(cast(Any, house), Walk(cast(Any, house)), KEPT_IN)
     made.draw(seen(IDLE))
     return made
 
@@ -106,7 +109,7 @@ def confirmed(question: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("said", "question", "done"),
     [
-        ({"do": "clear"}, "Clear everything?", ("clear",)),
+        ({"do": "clear"}, "Clear all caches of this model?", ("clear",)),
         ({"do": "prune-to", "size": "2 GB"}, "Prune to 2,000,000,000 bytes", ("prune", 2 * 10**9)),
         ({"do": "forget", "id": "known"}, "Forget this conversation?", ("forget", "known")),
     ],
@@ -119,7 +122,7 @@ async def test_a_deletion_is_confirmed_first(
     asked = spaced(looking.last("open")[0])
     assert question in asked
     assert "≈ 12 files, 1,234,567 bytes (1.2 MB) on disk; 2 cuts, 999 bytes in memory" in asked
-    assert "≈ 20,000 bytes (20.0 kB) stay on disk." in asked
+    assert "≈ 20,000 bytes (20.0 kB) stay on disk" in asked
     assert house.done == []
     yes = confirmed(asked)
     await page.act(yes, looking)
@@ -128,6 +131,46 @@ async def test_a_deletion_is_confirmed_first(
     await page.act(yes, looking)
     assert house.done == [done]
     page.close()
+
+
+async def test_a_clearing_says_whose_caches_stay(page: CachePage, house: House) -> None:
+    looking = Looking(manages=True)
+    await page.act({"do": "clear"}, looking)
+    assert "stay on disk: what other models" in spaced(looking.last("open")[0])
+    house.kept = Conversations((), 0, Foreign(2, 9, 19_000))
+    await page.act({"do": "clear"}, looking)
+    asked = spaced(looking.last("open")[0])
+    stays = "stay on disk: 9 cuts of 2 other models, 19,000 bytes (19.0 kB); the index"
+    assert stays in asked
+    assert ">baton cache clear --cache-dir &#39;/caches of mine&#39;</code>" in asked
+    await page.act(confirmed(asked), looking)
+    assert house.latest is not None
+    house.latest.end(GONE)
+    await until(lambda: looking.told[-1][0] == "set" and stays in spaced(looking.last("set")[1]))
+    page.close()
+    # A page that is opened after it says so too, once it has looked.
+    later, opened = CachePage(cast(Any, house), Walk(cast(Any, house)), KEPT_IN), Looking()
+    later.draw(seen(IDLE))
+    later.looked_at(opened)
+    await until(lambda: bool(opened.told) and stays in spaced(opened.last("set")[1]))
+    later.close()
+
+
+async def test_no_command_is_named_where_it_would_delete_no_more(
+    page: CachePage, house: House
+) -> None:
+    house.kept = Conversations((), 0, Foreign(0, 0, 0))
+    looking = Looking(manages=True)
+    await page.act({"do": "clear"}, looking)
+    asked = spaced(looking.last("open")[0])
+    assert "stay on disk: the index, lock and tag." in asked
+    assert "baton cache clear" not in asked
+
+
+async def test_events_are_said_to_be_of_the_disk(page: CachePage) -> None:
+    html = page.body(page.draw(seen(IDLE)))
+    assert ">On disk: what went, and why</h2>" in html
+    assert "Only files are listed." in html
 
 
 async def test_an_answer_to_one_question_is_none_to_the_next(page: CachePage, house: House) -> None:
@@ -249,7 +292,7 @@ async def test_a_hidden_page_looks_at_nothing_and_tells_nothing(
 
 async def test_all_pages_share_a_walk(house: House) -> None:
     walk = Walk(cast(Any, house))
-    pages = [CachePage(cast(Any, house), walk) for _ in range(3)]
+    pages = [CachePage(cast(Any, house), walk, KEPT_IN) for _ in range(3)]
     for page in pages:
         page.draw(seen(IDLE))
         page.looked_at(Looking())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ def pages(tmp_path: Any) -> list[Page]:
     return [
         NowPage(),
         RequestsPage(),
-        CachePage(None, Walk(None)),
+        CachePage(None, Walk(None), Path("kv")),
         AboutPage(),
         NodesPage(tmp_path, "file"),
     ]
@@ -49,7 +50,7 @@ def pages(tmp_path: Any) -> list[Page]:
 @given(snapshots)
 def test_every_number_on_every_page_is_where_it_says(snapshot: Snapshot) -> None:
     told = msgspec.json.decode(msgspec.json.encode(snapshot))
-    for page in (NowPage(), RequestsPage(), CachePage(None, Walk(None)), AboutPage()):
+    for page in (NowPage(), RequestsPage(), CachePage(None, Walk(None), Path("kv")), AboutPage()):
         html = page.body(page.draw(seen(snapshot)))
         found = re.findall(r'data-path="([^"]+)" data-value="([^"]*)" data-basis="', html)
         for path, value in found:
