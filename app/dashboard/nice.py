@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI
+from socketio.packet import BINARY_ACK, BINARY_EVENT, Packet
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
@@ -80,6 +81,10 @@ def build(facing: Facing) -> Built:
     # Both have loggers of their own, with handlers, for what clients send.
     for server in (core.sio, engine):
         server.logger.disabled = True
+    # One message after the other: what a wrong one comes to ends in those loggers, and not in
+    # asyncio's, as that of a task of its own would.
+    core.sio.async_handlers = False
+    core.sio.packet_class = _Textual
     belonging = Belonging(facing.refusals)
     belonging.watch()
     # NiceGUI's own answer is a page, which nobody goes on with and no bound counts.
@@ -102,6 +107,19 @@ def build(facing: Facing) -> Built:
         show_welcome_message=False,
     )
     return Built(Bounded(around, facing, belonging.refusal))
+
+
+class _Textual(Packet):
+    """A message of a page. None of them is binary, and none is waited for that says it will be: it
+    would be held until as many pieces have come as it says.
+    """
+
+    def decode(self, encoded_packet: Any) -> int:
+        """Raises ``ValueError`` for a binary one."""
+        pieces = super().decode(encoded_packet)
+        if pieces or self.packet_type in (BINARY_EVENT, BINARY_ACK):
+            raise ValueError("no page sends anything binary")
+        return pieces
 
 
 class Bounded:

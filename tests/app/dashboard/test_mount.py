@@ -321,6 +321,44 @@ def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> 
     assert "Traceback" not in running.log
 
 
+def test_what_no_page_says_is_in_no_log_and_not_held(running: Decoder) -> None:
+    own = page(running, "/try")
+    with socket_of(running, own) as opened:
+        assert greeted(opened).startswith("40{")
+        for said in (
+            *(
+                '42["handshake"]',
+                '42["event"]',
+                '42["ack"]',
+                '42[["SECRET"]]',
+                "42{}",
+                '42"SECRET"',
+            ),
+            f'42["event",{{"client_id":"{client_of(own)}","listener_id":"SECRET","args":[]}}]',
+            f'42["event",{{"client_id":"{client_of(own)}","id":"SECRET","args":"SECRET"}}]',
+            f'42["ack",{{"client_id":"{client_of(own)}","next_message_id":"SECRET"}}]',
+            f'42["log",{{"client_id":"{client_of(own)}","level":"SECRET"}}]',
+            '42["SECRET",{"a":[{"SECRET":1}]}]',
+            "4SECRET",
+        ):
+            opened.send(said)
+        assert clears(opened, own), "it goes on as before"
+    assert "Traceback" not in running.log
+    assert "SECRET" not in running.log
+
+
+def test_pieces_that_are_said_to_come_are_not_collected(running: Decoder) -> None:
+    own = page(running, "/try")
+    with socket_of(running, own) as opened:
+        assert greeted(opened).startswith("40{")
+        before = running.child().memory_info().rss
+        opened.send('45999999999-["event",{"client_id":"x"}]')
+        for _ in range(2500):
+            opened.send(bytes(60_000))
+        assert clears(opened, own), "it goes on as before"
+        assert running.child().memory_info().rss - before < 75_000_000
+
+
 IMAGE = {
     "accept": "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8",
     "sec-fetch-site": "cross-site",
