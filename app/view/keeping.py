@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from mac_decoder.housekeeping.conversations import (
 from mac_decoder.housekeeping.house import Gone
 from mac_decoder.housekeeping.operations import Kind, Operation
 from mac_decoder.store.catalogue import Footprint, Foreign
+from mac_decoder.store.events import PassedOver
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Verified
 
@@ -253,6 +254,8 @@ def operation(found: Operation[Any], stays: Stays | None = None) -> Doing:
         text = f"{words.human_bytes(progress.done)} of {words.human_bytes(progress.total)}"
         return Doing(doing, text, "busy", True, share)
     outcome = _outcome(found.kind, found.outcome, stays)
+    if found.passed_over:
+        outcome = f"{outcome} {_passed_over(found.passed_over)}".strip()
     if found.state == "cancelled":
         return Doing(f"{doing} was cancelled", outcome, "warn", False, None)
     if found.error is not None:
@@ -260,7 +263,16 @@ def operation(found: Operation[Any], stays: Stays | None = None) -> Doing:
         text = f"{error.message} ({error.reason})" + (f": {error.hint}" if error.hint else "")
         return Doing(f"{doing} failed", text, "bad", False, None)
     bad = isinstance(found.outcome, Verified) and bool(found.outcome.bad)
-    return Doing(done, outcome, "bad" if bad else "good", False, None)
+    tone: Tone = "bad" if bad else "warn" if found.passed_over else "good"
+    return Doing(done, outcome, tone, False, None)
+
+
+def _passed_over(found: Sequence[PassedOver]) -> str:
+    """What could not be removed; the log and `baton cache` name all of it."""
+    first = found[0]
+    more = f" and {words.counted(len(found) - 1, 'more', 'more')}" if len(found) > 1 else ""
+    told = f"Could not be removed, and passed over: {first.path}{more} ({first.reason})"
+    return f"{told}. {meaning(first.reason)}".strip()
 
 
 def _outcome(kind: Kind, outcome: object, stays: Stays | None) -> str:

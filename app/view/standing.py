@@ -63,6 +63,7 @@ _REASONS: Final[dict[str, str]] = {
     "not_a_decoder": "What listens there is no decoder",
     "status_malformed": "What listens there does not speak as a decoder does",
     "status_out_of_place": "What listens there does not speak as a decoder does",
+    "status_out_of_order": "What listens there does not speak as a decoder does",
 }
 """In place of the state's own words."""
 

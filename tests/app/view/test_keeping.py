@@ -12,6 +12,7 @@ from mac_decoder.housekeeping.conversations import Conversation, Conversations, 
 from mac_decoder.housekeeping.house import Gone, Shared
 from mac_decoder.housekeeping.operations import Operation
 from mac_decoder.store.catalogue import Footprint, Foreign
+from mac_decoder.store.events import PassedOver
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Bad, Verified
 from protocol.errors import CapacityError
@@ -190,6 +191,21 @@ async def test_what_was_wrong_is_said_and_looks_like_it() -> None:
     assert (found.text, found.tone) == (
         "Read 2 files, 10 bytes: 1 file set aside (digest_differs)",
         "bad",
+    )
+
+
+async def test_what_could_not_be_removed_is_said() -> None:
+    done: Operation[Any] = Operation("clear")
+    done.passed_over = (
+        PassedOver("blocks/aa/x", "directory_not_empty"),
+        PassedOver("blocks/bb/y", "in_use"),
+    )
+    done.end(Gone(1, 5))
+    found = keeping.operation(done)
+    assert found.tone == "warn"
+    assert found.text.endswith(
+        "Could not be removed, and passed over: blocks/aa/x and 1 more (directory_not_empty). "
+        "In a file's place lies a directory that is not Baton's."
     )
 
 
