@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from app.demo_model import cache_root
 from app.terminal import err, out, print_json, step
@@ -63,7 +62,7 @@ def import_model(
     if as_json:
         print_json({"model": described, "probe": report.as_json() if report else None})
         return
-    out.print(_table([described]))
+    _show([described])
     if report is not None:
         out.print(report.table())
 
@@ -82,7 +81,7 @@ def list_models(
     if as_json:
         print_json(found)
     elif found:
-        out.print(_table(found))
+        _show(found)
     else:
         err.print(f"no checkpoints in {', '.join(str(root) for root in roots)}")
 
@@ -175,17 +174,15 @@ def _configs(root: Path) -> list[Path]:
     return [file for file in candidates if file.is_file() and not file.parent.name.startswith(".")]
 
 
-def _table(models: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for title in ("checkpoint", "architecture", "weights", "size", "carries over"):
-        table.add_column(title, overflow="fold")
+def _show(models: list[dict[str, Any]]) -> None:
+    """Each on two lines, the first of which is its path and nothing else, to be copied."""
     for found in models:
-        bits = found["quantisation"]
-        table.add_row(
-            escape(found["path"]),
-            escape(str(found["model_type"] or "?")),
+        bits, detail = found["quantisation"], found["detail"]
+        facts = (
+            str(found["model_type"] or "unknown architecture"),
             f"{bits} bit" if bits else "not quantised",
             human_bytes(found["bytes"]),
-            "yes" if found["refused"] is None else escape(f"no: {found['detail']}"),
+            "carries over" if found["refused"] is None else f"does not carry over: {detail}",
         )
-    return table
+        out.print(escape(found["path"]), soft_wrap=True)
+        out.print(escape("  " + ", ".join(facts)), soft_wrap=True)

@@ -28,6 +28,7 @@ MAX_BYTES: Final = 64 * 1024
 _HOST: Final = re.compile(r"[A-Za-z0-9:._-]*")
 _OF_THE_URL: Final = ("host", "port", "tls-cert")
 _LONGEST_WHY: Final = 200
+_LONGEST_KEY: Final = 64
 
 FOR_ONE_RUN: Final = frozenset(
     {
@@ -215,7 +216,7 @@ def _table(path: Path, raw: bytes, table: Table) -> dict[str, Any]:
         raise _unreadable(path, "it is not TOML") from error
     for name, value in found.items():
         if name not in ("serve", "produce"):
-            raise _invalid(f"{path} has a table or key that nobody reads: {name!a}", name)
+            raise _invalid(f"{path} has a table or key that nobody reads: {_shown(name)}", name)
         if not isinstance(value, dict):
             raise _invalid(f"[{name}] in {path} is a table", name)
     return found.get(table, {})
@@ -249,7 +250,9 @@ def _require_settings(
         if key not in options:
             known = ", ".join(sorted(options))
             raise _invalid(
-                f"{path} has a key that is no setting: {key!a}", key, f"the settings are: {known}"
+                f"{path} has a key that is no setting: {_shown(key)}",
+                key,
+                f"the settings are: {known}",
             )
 
 
@@ -269,8 +272,13 @@ def _words(path: Path, key: str, value: object, action: argparse.Action) -> Iter
         yield f"--{key}={one}"
 
 
+def _shown(key: str) -> str:
+    """All of a key that may be a setting misspelt, and the beginning of whatever else it is."""
+    return f"{key!a}" if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]!a}..."
+
+
 def _invalid(message: str, field: str, hint: str | None = None) -> ConfigError:
-    return ConfigError(message, reason="settings_invalid", field=field[:64], hint=hint)
+    return ConfigError(message, reason="settings_invalid", field=field[:_LONGEST_KEY], hint=hint)
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:

@@ -6,6 +6,7 @@ or machine must change before another start can help, 79 when another model is t
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -159,6 +160,10 @@ def serve(
             server.start()
         known = {"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile}
         log.info("ready", extra=known)
+        # What was imported and loaded stays: to look for garbage in torch's objects would stop
+        # the wire and the device's thread for 160 ms, again and again.
+        gc.collect()
+        gc.freeze()
         asked.serving.set()
         ready(url)
         asked.stop.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from typing import Final
 
@@ -171,7 +172,11 @@ class Dashboard:
     def _build(self):
         from app.dashboard import nice
 
-        return nice.build(self._facing)
+        built = nice.build(self._facing)
+        # As the node does for what the decoder consists of (``mac_decoder.node``).
+        gc.collect()
+        gc.freeze()
+        return built
 
 
 def _failed(starting: asyncio.Task[ASGIApp]) -> bool:

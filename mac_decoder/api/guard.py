@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from starlette.responses import RedirectResponse, Response
@@ -164,6 +165,15 @@ def _readable(send: Send, origin: str) -> Send:
     return sending
 
 
+class _Caller(NamedTuple):
+    """The digest of the valid key that was given, and what keeps the caches of whoever gave it
+    apart; nobody in particular has neither.
+    """
+
+    key: bytes | None
+    salt: bytes
+
+
 class KeyGuard:
     """Asks for one of ``keys`` as a bearer token, or does no more than look at it.
 
@@ -221,13 +231,13 @@ class KeyGuard:
             self._sessions, scope, receive, send, bare=not given
         ):
             return
-        salt = self._salt(given)
-        if salt is not None:
+        caller = self._caller(given)
+        if caller is not None:
 
             def allowed() -> bool:
-                return self._salt(given) is not None
+                return self._caller(given) is not None
 
-            known = {self.SALT: salt, self.ALLOWED: allowed, self.KEY: self._key(given)}
+            known = {self.SALT: caller.salt, self.ALLOWED: allowed, self.KEY: caller.key}
             await self._app({**scope, **known, Sessions.SCOPE: None}, receive, send)
             return
         refusal = RequestError("no valid API key was given", reason="invalid_api_key")
@@ -265,21 +275,17 @@ class KeyGuard:
         known = {Sessions.SCOPE: session, self.SALT: sessions.salt(session) or b"", self.KEY: None}
         return {**scope, **known, self.ALLOWED: allowed}
 
-    def _salt(self, given: list[str]) -> bytes | None:
-        """The salt of whoever gives this, empty for nobody in particular; ``None``: refused."""
-        key = self._key(given)
-        if key is not None:
-            return self._keys.salt_by(key)
-        if self._demanded or any(is_ours(_bearer(value) or "") for value in given):
+    def _caller(self, given: list[str]) -> _Caller | None:
+        """Whoever gives these Authorization headers; ``None``: is not let in."""
+        tokens = [_bearer(value) for value in given]
+        if len(tokens) == 1 and tokens[0] is not None:
+            key = digest(tokens[0])
+            salt = self._keys.salt_by(key)
+            if salt is not None:
+                return _Caller(key, salt)
+        if self._demanded or any(token is not None and is_ours(token) for token in tokens):
             return None
-        return b""
-
-    def _key(self, given: list[str]) -> bytes | None:
-        """The digest of the one valid key in this."""
-        token = _bearer(given[0]) if len(given) == 1 else None
-        if token is None or self._keys.salt_of(token) is None:
-            return None
-        return digest(token)
+        return _Caller(None, b"")
 
 
 def wants_page(scope: Scope) -> bool:

@@ -16,13 +16,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mac_decoder.api.guard import KeyGuard, refuse
 from mac_decoder.api.service import Service
-from mac_decoder.status.board import SHARED_S
+from mac_decoder.status.board import SHARED_S, until_beat
 from protocol.errors import CapacityError
 from protocol.status.snapshot import VERSION
 from protocol.status.stream import FULL_EVERY_S, Full, Hello, Message, diff, encode
-
-_PACE_S: Final = 0.1
-"""The shortest time between two messages."""
 
 _LOOK_S: Final = 0.5
 """How long what touches nothing may stay unnoticed."""
@@ -74,7 +71,9 @@ class _Telling:
         )
         await self._send(Full(at=_now(), snapshot=known))
         full_at = clock() + FULL_EVERY_S
-        while await self._stays(_PACE_S) and await self._stays(_LOOK_S, until=self._changed):
+        while await self._stays(until_beat(clock())) and await self._stays(
+            _LOOK_S, until=self._changed
+        ):
             self._changed.clear()
             found = (await board.now(SHARED_S)).snapshot
             if clock() >= full_at:

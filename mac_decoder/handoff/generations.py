@@ -22,6 +22,7 @@ import msgspec
 
 from protocol.errors import BatonError, ConfigError, TransferError
 from protocol.messages import MAX_GENERATION
+from trust import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,19 +187,14 @@ def _lock(descriptor: int, path: Path, patience_s: float) -> None:
 
 def _read(path: Path) -> tuple[_Series, ...]:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        return ()
-    try:
-        if len(raw) > _MAX_FILE_BYTES:
-            raise msgspec.ValidationError("too long")
-        decoded = msgspec.json.decode(raw, type=_File)
+        decoded = msgspec.json.decode(plain_file.read(path, _MAX_FILE_BYTES).content, type=_File)
         if decoded.version != 1 or not all(
             1 <= entry.reserved <= MAX_GENERATION + 1 for entry in decoded.series
         ):
             raise msgspec.ValidationError("not a version that is known here")
-    except msgspec.DecodeError as error:
+    except FileNotFoundError:
+        return ()
+    except ValueError as error:  # of msgspec too
         # Starting over would use numbers twice: only a new pairing makes that harmless.
         raise ConfigError(
             f"{path.name} is not a file of generations",

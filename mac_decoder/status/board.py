@@ -22,8 +22,22 @@ from protocol.status.snapshot import SECTIONS, VERSION, Decoder, Door, Snapshot
 SHARED_S: Final = 0.09
 """How old a snapshot may be that a listener is given: those who listen share it."""
 
+BEAT_S: Final = 0.25
+"""The shortest time between two snapshots of one listener; a slower one waits for every so many
+of them.
+"""
+
 _CACHE_S: Final = 1.0
 """How old the cache's figures in it may be: with thousands of cuts they take milliseconds."""
+
+
+def until_beat(now: float, beats: int = 1) -> float:
+    """Seconds from ``now``, of the event loop's clock, to the next time that so many beats divide.
+
+    All who listen wait for the same times, so that one snapshot does for all.
+    """
+    every = beats * BEAT_S
+    return every - now % every
 
 
 class Told(Protocol):

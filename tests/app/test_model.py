@@ -177,7 +177,11 @@ def test_a_malformed_config_is_listed_with_the_reason(
     assert [one["refused"] is None for one in found] == [False, True]
     assert found[0]["path"] == str(tmp_path / "broken")
     assert found[0]["detail"]
-    assert "no:" in invoke("model", "list", str(tmp_path), good)
+    said = invoke("model", "list", str(tmp_path), good).splitlines()
+    # A path stands alone on its line, however long it is.
+    assert said[::2] == [str(tmp_path / "broken"), good]
+    assert "does not carry over: " in said[1]
+    assert said[3].endswith("carries over")
 
 
 def test_a_config_that_may_not_be_read_is_listed_with_the_reason(

@@ -193,6 +193,15 @@ def test_a_key_that_is_no_setting_may_be_any_of_them_misspelt(
         assert (caught.value.reason, caught.value.field) == ("settings_invalid", "stat-dir")
 
 
+@pytest.mark.parametrize("text", ['{} = "s"', '[serve]\n{} = "s"'])
+def test_a_key_without_end_is_not_said_again(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path / "config.toml", text.format("k" * 30_000))
+    with pytest.raises(ConfigError) as caught:
+        settings.arguments("serve", decoder.parser(), ["--config", str(path)])
+    assert caught.value.reason == "settings_invalid"
+    assert len(str(caught.value)) < 200 + len(str(path))
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where each command's settings, keys and caches are, unless another place is named."""

@@ -1,16 +1,17 @@
 """What an open dashboard and a menu bar cost. Run: python -m tests.benchmarks.face_cost --model DIR
 
-One decoder with its dashboard answers the same prompt again and again, in pairs: once with the
-dashboard open in Chromium and the menu bar's follower connected, once with neither. Decoding is
-timed by the decoder, from the first token to the last. Bar: at most 2 %.
+One decoder with its dashboard answers the same prompt again and again, in rounds: with nobody who
+looks, with the menu bar's follower, with a page that is a bare WebSocket, with both, and with the
+page in Chromium and the follower. Each is compared with nobody of its own round. Decoding is timed
+by the decoder, from the first token to the last. Bar: at most 2 %, with Chromium and the follower;
+what is more than with the bare WebSocket is Chromium's own, which computes on the same machine.
 
-Where there are two processors, the decoder has one and what looks at it the other: so that the
-figure holds what the decoder does for them, and not that a browser computes on this machine too.
-With ``--shared`` everything shares all processors.
+Where there are two processors, the decoder has one and what looks at it the other. With
+``--shared`` everything shares all processors.
 
 Decoding rates of single answers differ by more than the bar, so what the event loop's thread takes
-of the processor is told as well, with and without: more than that difference nothing in the decoder
-does for those who look, and on a processor that it shares with the model, that is what it costs.
+of the processor is told as well: more than that nothing in the decoder does for those who look,
+and on a processor that it shares with the model, that is what it costs.
 
 ``/status`` is asked during a prefill as well, without and with both open. Bar: 50 ms.
 """
@@ -24,23 +25,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 import psutil
 from playwright.sync_api import Browser
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 
 from app.children import start
-from app.menubar.follow import Follower, Told
+from app.menubar.follow import Follower
 from app.menubar.place import Place
 from tests.benchmarks.servers import Server, words
+from tests.e2e import page_socket
 from tests.e2e.browsing import WIDE, chromium
 
-SETTLE_S = 1.0
+SETTLE_S: Final = 1.0
+
+ALONE: Final = "alone"
 
 
 @contextmanager
@@ -63,23 +70,63 @@ def served(model: Path, *options: str) -> Iterator[tuple[Server, psutil.Process]
 
 
 @contextmanager
-def watched(browser: Browser, server: Server) -> Iterator[list[Told]]:
-    """A page of it is open, and a follower connected; gives what that was told."""
-    told: list[Told] = []
+def followed(server: Server) -> Iterator[None]:
+    """The menu bar's follower is connected."""
     place = Place(server.url)
-    follower = Follower(lambda: place, told.append)
+    follower = Follower(lambda: place, lambda _: None)
+    follower.start()
+    try:
+        yield
+    finally:
+        follower.stop()
+
+
+@contextmanager
+def page_alone(server: Server) -> Iterator[None]:
+    """A page is looked at by a WebSocket that draws nothing."""
+    shown = page_socket.page_of(server.url)
+    with page_socket.socket_of(server.url, shown) as opened:
+        page_socket.greeted(opened)
+        opened.send(page_socket.act(shown, do="shown"))
+        reading = threading.Thread(target=_hears_out, args=(opened,))
+        reading.start()
+        yield
+    reading.join()
+
+
+def _hears_out(opened: ClientConnection) -> None:
+    try:
+        while True:
+            page_socket.hears(opened, None)
+    except ConnectionClosed:
+        return
+
+
+@contextmanager
+def page_in(browser: Browser, server: Server) -> Iterator[None]:
+    """A page is open in Chromium."""
     context = browser.new_context(viewport=WIDE)
     try:
         page = context.new_page()
         page.goto(server.url)
         page.locator("#headline").wait_for()
-        follower.start()
-        time.sleep(SETTLE_S)
-        yield told
+        yield
     finally:
-        follower.stop()
         context.close()
+
+
+Looking = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def all_of(looking: Sequence[Looking]) -> Iterator[None]:
+    """With each of them, once things are calm; calm again afterwards."""
+    with ExitStack() as stack:
+        for look in looking:
+            stack.enter_context(look())
         time.sleep(SETTLE_S)
+        yield
+    time.sleep(SETTLE_S)
 
 
 class Run(NamedTuple):
@@ -145,50 +192,60 @@ def apart(owner: psutil.Process) -> None:
     os.sched_setaffinity(0, set(others))
 
 
-def measured(model: Path, tokens: int, pairs: int, prompt: int, *, shared: bool) -> Any:
+def measured(model: Path, tokens: int, rounds: int, prompt: int, *, shared: bool) -> Any:
     """All figures of one checkpoint."""
     with served(model) as (server, owner):
         if not shared:
             apart(owner)
         with chromium() as browser:
+            menu_bar, bare = partial(followed, server), partial(page_alone, server)
+            everything = (menu_bar, partial(page_in, browser, server))
+            ways: dict[str, Sequence[Looking]] = {
+                ALONE: (),
+                "menu bar": (menu_bar,),
+                "page": (bare,),
+                "page and menu bar": (menu_bar, bare),
+                "in Chromium, and menu bar": everything,
+            }
             # The first page imports NiceGUI.
-            with watched(browser, server):
+            with all_of(everything):
                 decoded(server, owner, tokens)
-            runs: list[tuple[Run, Run]] = []
-            told = 0
-            for number in range(pairs):
-                # Each follows the other in half of the pairs.
-                found: dict[bool, Run] = {}
-                for looked_at in (True, False) if number % 2 else (False, True):
-                    if looked_at:
-                        with watched(browser, server) as messages:
-                            found[True] = decoded(server, owner, tokens)
-                            told += len(messages)
-                    else:
-                        found[False] = decoded(server, owner, tokens)
-                runs.append((found[True], found[False]))
+            runs: list[dict[str, Run]] = []
+            for number in range(rounds):
+                names = list(ways)
+                # Each comes first, last and between as often as the others, after and before each.
+                order = names[number % len(names) :] + names[: number % len(names)]
+                found: dict[str, Run] = {}
+                for name in order if number % 2 else reversed(order):
+                    with all_of(ways[name]):
+                        found[name] = decoded(server, owner, tokens)
+                runs.append(found)
             text = words(model, prompt, "Look.")
             alone = answers(server, text)
-            with watched(browser, server):
+            with all_of(everything):
                 looked_at = answers(server, text)
-    ratios = [on.rate / off.rate for on, off in runs]
-    low, middle, high = quantiles(ratios, n=4)
     return {
-        "tokens_per_s": round(median(off.rate for _, off in runs), 1),
-        "looked_at": round(median(on.rate for on, _ in runs), 1),
-        "cost": round(1 - middle, 4),
-        "spread": [round(1 - high, 4), round(1 - low, 4)],
-        "loop": {
-            "alone": round(median(off.loop for _, off in runs), 4),
-            "looked_at": round(median(on.loop for on, _ in runs), 4),
-            "more": round(median(on.loop - off.loop for on, off in runs), 4),
-        },
-        "messages_to_the_menu_bar": told,
+        "tokens_per_s": round(median(one[ALONE].rate for one in runs), 1),
+        "loop": round(median(one[ALONE].loop for one in runs), 4),
+        "costs": {name: cost(name, runs) for name in ways if name != ALONE},
         "status_ms": {
             name: {"median": round(median(took), 1), "most": round(max(took), 1), "of": len(took)}
-            for name, took in (("alone", alone), ("looked at", looked_at))
+            for name, took in ((ALONE, alone), ("looked at", looked_at))
             if took
         },
+    }
+
+
+def cost(name: str, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
+    """What one way to look costs: the median of the rounds and their quartiles, by the decoder's
+    rate and by the processor's time of its event loop.
+    """
+    lost = [1 - one[name].rate / one[ALONE].rate for one in runs]
+    low, middle, high = quantiles(lost, n=4)
+    return {
+        "of the rate": round(middle, 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "of a processor": round(median(one[name].loop - one[ALONE].loop for one in runs), 4),
     }
 
 
@@ -197,13 +254,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of the prefill")
     parser.add_argument("--shared", action="store_true", help="all processors for everybody")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_CONFIG_HOME"] = place
-        found = measured(given.model, given.tokens, given.pairs, given.prompt, shared=given.shared)
+        found = measured(given.model, given.tokens, given.rounds, given.prompt, shared=given.shared)
     print(json.dumps(found, indent=2))
 
 

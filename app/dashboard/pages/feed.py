@@ -8,13 +8,13 @@ import time
 from typing import Final, Protocol
 
 from mac_decoder.reporting import traced
-from mac_decoder.status.board import SHARED_S, Board
+from mac_decoder.status.board import SHARED_S, Board, until_beat
 from protocol.status.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-PACE_S: Final = 0.5
-"""The shortest time between two snapshots."""
+_BEATS: Final = 2
+"""From one snapshot to the next, at least."""
 
 LOOK_S: Final = 0.5
 """How much longer what touches nothing may stay unnoticed."""
@@ -59,7 +59,7 @@ class Feed:
                 changed.clear()
                 snapshot = await self.now()
                 await self._show(snapshot)
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(until_beat(asyncio.get_running_loop().time(), _BEATS))
                 try:
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()

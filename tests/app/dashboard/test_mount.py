@@ -21,10 +21,10 @@ from app.dashboard.addresses import PAGES
 from app.dashboard.mount import MOST_PAGES
 from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.once import Once
+from tests.e2e.page_socket import act, client_of, greeted, hears, page_of, query_of, socket_of
 from tests.e2e.running import until
 from tests.mac_decoder.test_node import Decoder
 
-HTML = {"accept": "text/html,application/xhtml+xml"}
 SERVE = (sys.executable, "-m", "app.decoder")
 KEY = "a-key-of-the-settings"
 
@@ -58,33 +58,7 @@ def running(
 
 
 def page(running: Decoder, path: str = "/", **headers: str) -> httpx.Response:
-    return httpx.get(running.url + path, headers={**HTML, **headers}, timeout=30)
-
-
-def query_of(shown: httpx.Response) -> str:
-    """What a browser asks for a page's connection with."""
-    found = re.search(r"'client_id': '([0-9a-f-]{36})'", shown.text)
-    assert found is not None
-    return "&".join(
-        (
-            "EIO=4&transport=websocket&implicit_handshake=true",
-            f"client_id={found[1]}&tab_id=tab&document_id=document&next_message_id=0",
-        )
-    )
-
-
-def socket_of(running: Decoder, shown: httpx.Response, **headers: str) -> ClientConnection:
-    """The WebSocket that a browser opens for a page."""
-    asked = query_of(shown)
-    url = f"{running.url.replace('http', 'ws', 1)}/_nicegui_ws/socket.io/?{asked}"
-    return connect(url, additional_headers=headers, proxy=None)
-
-
-def greeted(opened: ClientConnection) -> str:
-    """What is answered to the first message: that the page is known, or why not."""
-    assert str(opened.recv(10)).startswith("0{")  # engine.io is open
-    opened.send("40")
-    return str(opened.recv(10))
+    return page_of(running.url, path, **headers)
 
 
 def test_it_costs_nothing_before_the_first_page_and_then_answers(decoder) -> None:
@@ -96,7 +70,7 @@ def test_it_costs_nothing_before_the_first_page_and_then_answers(decoder) -> Non
     assert "the dashboard is up" in running.log
     if sys.platform == "linux":
         assert loaded(running)
-    with socket_of(running, shown, origin=running.url) as opened:
+    with socket_of(running.url, shown, origin=running.url) as opened:
         assert greeted(opened).startswith("40{")
     assert not Path(".nicegui").exists()
 
@@ -179,9 +153,9 @@ def test_where_keys_are_demanded_there_is_no_page_without_a_login(decoder, tmp_p
     shown = page(running, cookie=cookie)
     assert shown.status_code == 200
     with pytest.raises(InvalidStatus) as caught:
-        socket_of(running, shown)
+        socket_of(running.url, shown)
     assert caught.value.response.status_code == 401
-    with socket_of(running, shown, cookie=cookie) as opened:
+    with socket_of(running.url, shown, cookie=cookie) as opened:
         assert greeted(opened).startswith("40{")
         httpx.post(f"{running.url}/logout", headers={"cookie": cookie})
         assert end_of(opened, 5) == 1008
@@ -200,23 +174,19 @@ def refused(running: Decoder, reason: str) -> int:
     return running.get("/status").json()["door"]["refused"].get(reason, 0)
 
 
-def client_of(shown: httpx.Response) -> str:
-    return query_of(shown).partition("client_id=")[2].partition("&")[0]
-
-
 def test_a_connection_belongs_to_the_session_of_its_page(decoder, tmp_path: Path) -> None:
     running = decoder()
     mine, other = (logged_in(running, tmp_path / "decoder") for _ in range(2))
     wrong = ((mine, {}), (mine, other), ({}, mine))
     for count, (of_the_page, given) in enumerate(wrong, start=1):
         shown = page(running, **of_the_page)
-        with socket_of(running, shown, **given) as opened:
+        with socket_of(running.url, shown, **given) as opened:
             told = greeted(opened)
         assert told.startswith("44")  # refused: the browser then loads the page
         assert "handshake" in json.loads(told[2:])["message"]
         assert refused(running, "page_of_another_session") == count
         # Nothing of the page has gone with it.
-        with socket_of(running, shown, **of_the_page) as opened:
+        with socket_of(running.url, shown, **of_the_page) as opened:
             assert greeted(opened).startswith("40{")
     assert "Traceback" not in running.log
 
@@ -231,12 +201,12 @@ def test_a_page_that_was_asked_for_with_a_key_belongs_to_that_key(decoder, tmp_p
     shown = page(running, **first)
     others = (second, {}, logged_in(running, tmp_path / "decoder"))
     for count, given in enumerate(others, start=1):
-        with socket_of(running, shown, **given) as opened:
+        with socket_of(running.url, shown, **given) as opened:
             assert greeted(opened).startswith("44")
         assert refused(running, "page_of_another_session") == count
-    with socket_of(running, shown, **first) as opened:
+    with socket_of(running.url, shown, **first) as opened:
         assert greeted(opened).startswith("40{")
-    with socket_of(running, page(running), **first) as opened:
+    with socket_of(running.url, page(running), **first) as opened:
         assert greeted(opened).startswith("44")
 
 
@@ -265,29 +235,12 @@ def test_so_does_one_that_polls_and_every_request_of_it(decoder, tmp_path: Path)
     assert httpx.get(url, headers=mine).text.startswith("40{")
 
 
-def clearing(shown: httpx.Response) -> str:
-    """What a browser says when somebody starts a page's conversation anew."""
-    found = re.search(r"parseElements\(String\.raw`(.*?)`\)", shown.text, re.DOTALL)
-    assert found is not None
-    ((number, listener),) = (
-        (number, event["listener_id"])
-        for number, element in json.loads(found[1]).items()
-        for event in element.get("events", ())
-        if event["type"] == "act"
-    )
-    done = {"id": int(number), "listener_id": listener, "args": ['{"do":"clear"}']}
-    return "42" + json.dumps(["event", {"client_id": client_of(shown), **done}])
-
-
 def clears(opened: ClientConnection, shown: httpx.Response) -> bool:
     """Whether a page does what is said to it: the browser is then told to show new buttons."""
-    opened.send(clearing(shown))
-    while True:
-        said = str(opened.recv(60))
-        if said == "2":
-            opened.send("3")
-        if "buttons" in said:
-            return True
+    opened.send(act(shown, do="clear"))
+    while "buttons" not in hears(opened):
+        pass
+    return True
 
 
 def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> None:
@@ -295,11 +248,11 @@ def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> 
     running = decoder()
     mine = logged_in(running, tmp_path / "decoder")
     theirs, own = page(running, "/try", **mine), page(running, "/try")
-    with socket_of(running, own) as opened:
+    with socket_of(running.url, own) as opened:
         assert greeted(opened).startswith("40{")
         for number, (name, more) in enumerate(
             {
-                "event": json.loads(clearing(theirs)[2:])[1],
+                "event": json.loads(act(theirs, do="clear")[2:])[1],
                 "javascript_response": {"request_id": "x", "result": 1},
                 "ack": {"next_message_id": 1},
                 "log": {"level": "error", "message": "x"},
@@ -315,7 +268,7 @@ def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> 
         # It goes on as before, and the other page is as good as it was.
         assert clears(opened, own)
         assert refused(running, "page_of_another_session") == 5
-    with socket_of(running, theirs, **mine) as opened:
+    with socket_of(running.url, theirs, **mine) as opened:
         assert greeted(opened).startswith("40{")
         assert clears(opened, theirs)
     assert "Traceback" not in running.log
@@ -323,7 +276,7 @@ def test_a_connection_says_nothing_for_another_page(decoder, tmp_path: Path) -> 
 
 def test_what_no_page_says_is_in_no_log_and_not_held(running: Decoder) -> None:
     own = page(running, "/try")
-    with socket_of(running, own) as opened:
+    with socket_of(running.url, own) as opened:
         assert greeted(opened).startswith("40{")
         for said in (
             *(
@@ -349,7 +302,7 @@ def test_what_no_page_says_is_in_no_log_and_not_held(running: Decoder) -> None:
 
 def test_pieces_that_are_said_to_come_are_not_collected(running: Decoder) -> None:
     own = page(running, "/try")
-    with socket_of(running, own) as opened:
+    with socket_of(running.url, own) as opened:
         assert greeted(opened).startswith("40{")
         before = running.child().memory_info().rss
         opened.send('45999999999-["event",{"client_id":"x"}]')
@@ -387,12 +340,12 @@ def test_images_of_another_sites_page_make_no_page_here(decoder, *, knows_metada
     flood()
     # NiceGUI is not even imported: there is no page of it, nor anything that could be one.
     assert "the dashboard is up" not in running.log
-    with socket_of(running, page(running)) as first:
+    with socket_of(running.url, page(running)) as first:
         assert greeted(first).startswith("40{")
         flood()
         with ExitStack() as stack:
             for _ in range(MOST_PAGES - 1):
-                opened = stack.enter_context(socket_of(running, page(running)))
+                opened = stack.enter_context(socket_of(running.url, page(running)))
                 assert greeted(opened).startswith("40{")
     assert refused(running, "too_many_pages") == 0
     assert refused(running, "origin_not_allowed") == (140 if knows_metadata else 0)
@@ -444,7 +397,7 @@ def test_without_it_there_is_no_page(decoder, how: str) -> None:
 
 def test_an_open_page_does_not_hold_up_the_end(decoder) -> None:
     running = decoder()
-    with socket_of(running, page(running)) as opened:
+    with socket_of(running.url, page(running)) as opened:
         greeted(opened)
         began = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
@@ -458,27 +411,27 @@ def test_an_open_page_does_not_hold_up_the_end(decoder) -> None:
 def test_a_page_of_the_process_before_is_told_to_load_again(decoder) -> None:
     running = decoder()
     shown = page(running)
-    with socket_of(running, shown) as opened:
+    with socket_of(running.url, shown) as opened:
         greeted(opened)
         first = running.child().pid
         running.child().kill()
         end_of(opened, 10)
     until(lambda: running.ready() == 200 and running.child().pid != first)
-    with socket_of(running, shown) as opened:
+    with socket_of(running.url, shown) as opened:
         told = greeted(opened)
     assert told.startswith("44")  # refused: the browser then loads the page
     assert "handshake" in json.loads(told[2:])["message"]
-    with socket_of(running, page(running)) as opened:
+    with socket_of(running.url, page(running)) as opened:
         assert greeted(opened).startswith("40{")
 
 
 def test_pages_are_bounded(running: Decoder) -> None:
     with ExitStack() as stack:
         for _ in range(MOST_PAGES - 1):
-            stack.enter_context(socket_of(running, page(running)))
-        with socket_of(running, page(running)):
+            stack.enter_context(socket_of(running.url, page(running)))
+        with socket_of(running.url, page(running)):
             with pytest.raises(InvalidStatus) as caught:
-                socket_of(running, page(running))
+                socket_of(running.url, page(running))
             assert caught.value.response.status_code == 503
             assert running.get("/status").json()["door"]["refused"]["too_many_pages"] == 1
         # One has left, and makes room.
@@ -487,7 +440,7 @@ def test_pages_are_bounded(running: Decoder) -> None:
 
 def lets_in(running: Decoder) -> bool:
     try:
-        with socket_of(running, page(running)) as opened:
+        with socket_of(running.url, page(running)) as opened:
             return greeted(opened).startswith("40{")
     except InvalidStatus:
         return False

@@ -33,6 +33,7 @@ from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.settings import ApiSettings
 from mac_decoder.custody import Duplicates, Owed, inherited
 from mac_decoder.engine.events import Progress, Token
+from mac_decoder.status.board import BEAT_S
 from protocol.checkpoint import read_checkpoint
 from protocol.errors import EngineFault
 from protocol.status.stream import Change, Full
@@ -159,8 +160,9 @@ def test_many_changes_are_told_as_few(recital: Recital) -> None:
         began = follower.messages[0].at
         follower.until(lambda now: now.recent.finished, 2.0)
         seconds = follower.messages[-1].at - began
-    assert len(follower.messages) <= 3 + 10 * seconds
-    assert len(follower.messages) > 3 * seconds
+    # hello and full, one at once and one at the next beat, and then one for each
+    assert len(follower.messages) <= 4 + seconds / BEAT_S
+    assert len(follower.messages) > 2 * seconds
 
 
 def test_what_touches_nothing_is_noticed_too(recital: Recital) -> None:

@@ -112,6 +112,15 @@ def test_a_file_that_is_not_ours_is_refused_and_kept(tmp_path, content):
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
+    path = tmp_path / "generations.json"
+    make(path)
+    with pytest.raises(ConfigError) as caught:
+        Generations(path, KEY, 1).take()
+    assert caught.value.reason == "generations_unreadable"
+
+
 def test_threads_and_instances_never_share_a_number(tmp_path):
     path = tmp_path / "generations.json"
     sources = [Generations(path, KEY, 1) for _ in range(3)]

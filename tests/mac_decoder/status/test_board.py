@@ -14,7 +14,7 @@ import pytest
 from mac_decoder.api.door import Door
 from mac_decoder.status import board as module
 from mac_decoder.status import sections
-from mac_decoder.status.board import SHARED_S, Board
+from mac_decoder.status.board import BEAT_S, SHARED_S, Board, until_beat
 from mac_decoder.status.journal import Journal
 from protocol.status.snapshot import SECTIONS, Decoder
 
@@ -146,3 +146,15 @@ def test_a_snapshot_is_what_its_schema_says() -> None:
         assert msgspec.json.decode(text, type=type(snapshot)) == snapshot
 
     running(work)
+
+
+@pytest.mark.parametrize("beats", [1, 2])
+def test_all_wait_for_the_same_times(beats: int) -> None:
+    for now in (0.0, 0.1, 7.2499, 7.25, 1e6 + 0.3):
+        wait = until_beat(now, beats)
+        assert 0 < wait <= beats * BEAT_S
+        assert (now + wait) / (beats * BEAT_S) == pytest.approx(
+            round((now + wait) / beats / BEAT_S)
+        )
+    # A slow one's time is one of a quick one's, whenever either began to wait.
+    assert 3.1 + until_beat(3.1, 2) == pytest.approx(3.3 + until_beat(3.3)) == pytest.approx(3.5)
