@@ -80,7 +80,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.benchmarks.lookup && \
 	$(BIN)/python -m tests.benchmarks.durable_restore && \
 	$(BIN)/python -m tests.benchmarks.chat_disk && \
-	$(BIN)/python -m tests.benchmarks.face_cost --model $$smollm2/fp32 && \
+	$(BIN)/python -m tests.benchmarks.face_cost --model $$smollm2/fp32 --tokens 80 && \
 	$(PRELOAD) $(BIN)/python -m tests.benchmarks.exactness $$smollm2
 
 screenshots: $(VENV)/dev.stamp

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rich.markup import escape
+from rich.text import Text
 
 from app import app_bundle, desktop_entry, login_item
 from app.service import ask, environment
@@ -95,5 +96,5 @@ def _opened(bundle: Path) -> str:
 
 def _tell(app: Path, at_login: Path) -> None:
     out.print("Baton is among the applications, and opens at login")
-    out.print(f"  app     {escape(str(app))}", soft_wrap=True)
-    out.print(f"  login   {escape(str(at_login))}", soft_wrap=True)
+    out.print(Text(f"  app     {app}"), soft_wrap=True)
+    out.print(Text(f"  login   {at_login}"), soft_wrap=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from app.demo_model import cache_root
 from app.terminal import err, out, print_json, step
+from app.view.standing import one_line
 from app.view.words import human_bytes
 from protocol.architectures import resolve
 from protocol.checkpoint import read_config, well_formed
@@ -184,5 +185,6 @@ def _show(models: list[dict[str, Any]]) -> None:
             human_bytes(found["bytes"]),
             "carries over" if found["refused"] is None else f"does not carry over: {detail}",
         )
-        out.print(escape(found["path"]), soft_wrap=True)
-        out.print(escape("  " + ", ".join(facts)), soft_wrap=True)
+        # As texts: nothing in them is markup, or the name of an emoji.
+        out.print(Text(found["path"]), soft_wrap=True)
+        out.print(Text("  " + ", ".join(one_line(fact) for fact in facts)), soft_wrap=True)

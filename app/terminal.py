@@ -23,10 +23,10 @@ from rich.text import Text
 
 from protocol.errors import BatonError, told
 
-out = Console(highlight=False)
+out = Console(highlight=False, emoji=False)
 """What a command answers."""
 
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 """Progress and complaints: never mixed into an answer that is piped on."""
 
 

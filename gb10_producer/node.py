@@ -112,13 +112,24 @@ def run(
         if only_pair:
             asked.serving.set()  # nothing is loaded: a stop is looked at
             return pair(config, asked.stop)
-        return serve(config, asked, ready)
+        return serve(config, asked, lambda url: _settled(url, ready))
     except (ConfigError, CapacityError) as error:
         logs.complain(error)
         return EXIT_CONFIG
     except EngineFault as fault:
         logs.complain(fault)
         return EXIT_ENGINE_FAULT
+
+
+def _settled(url: str, ready: Callable[[str], None]) -> None:
+    """Say that it is ready, once no search for garbage goes through what was imported and loaded.
+
+    That stays. With torch's objects each search would stop the wire and the device's thread for
+    160 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    ready(url)
 
 
 def serve(
@@ -160,10 +171,6 @@ def serve(
             server.start()
         known = {"url": url, "device": source.prefiller.device, "tile": source.prefiller.tile}
         log.info("ready", extra=known)
-        # What was imported and loaded stays: to look for garbage in torch's objects would stop
-        # the wire and the device's thread for 160 ms, again and again.
-        gc.collect()
-        gc.freeze()
         asked.serving.set()
         ready(url)
         asked.stop.wait()

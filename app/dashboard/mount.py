@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from typing import Final
 
@@ -172,11 +171,7 @@ class Dashboard:
     def _build(self):
         from app.dashboard import nice
 
-        built = nice.build(self._facing)
-        # As the node does for what the decoder consists of (``mac_decoder.node``).
-        gc.collect()
-        gc.freeze()
-        return built
+        return nice.build(self._facing)
 
 
 def _failed(starting: asyncio.Task[ASGIApp]) -> bool:

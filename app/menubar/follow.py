@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from app.menubar.place import Place
 from app.view.standing import Standing, State, known_code
+from mac_decoder.reporting import traced
 from protocol.errors import BatonError, PeerProtocolError
 from protocol.status.snapshot import Snapshot
 from protocol.status.stream import FULL_EVERY_S, Change, Full, Hello, apply, decode
@@ -177,12 +178,26 @@ class Follower:
         while not self._stopping:
             self._nudged.clear()
             self._elsewhere.clear()
-            told = await self._once()
+            told = await self._tried()
             if self._stopping:
                 return
             if told is not None:
                 self._tell(told)
             await self._rest(self._pauses.next())
+
+    async def _tried(self) -> Told | None:
+        """One time, beyond which nothing is raised: what breaks is told, and this thread goes on.
+
+        As :meth:`_once`.
+        """
+        trying = asyncio.create_task(self._once())
+        await asyncio.wait({trying})
+        error = trying.exception()
+        if error is None:
+            return trying.result()
+        log.error("following the status broke: %s", traced(error))
+        url = self._last.standing.url if self._last else ""
+        return Told(Standing("refused", url, "internal_error", _BROKE))
 
     async def _once(self) -> Told | None:
         """Connect and follow until that ends; what to tell of the end.
@@ -381,6 +396,8 @@ def _code(body: bytes | bytearray | memoryview | None) -> str:
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
 
+
+_BROKE: Final = "Something in this app broke; its log says where"
 
 _quiet: Final = logging.getLogger("baton.follow.websockets")
 _quiet.addHandler(logging.NullHandler())

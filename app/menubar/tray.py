@@ -27,7 +27,7 @@ from app.menubar.windows import ErrorWindow, Window
 from app.service_arguments import value_of
 from app.view.icon import Icon, icon
 from app.view.menu import Action, Around, menu
-from app.view.notices import Memory, events
+from app.view.notices import ABSENCE_S, Memory, events
 from app.view.overview import headline, where
 from app.view.standing import Standing, one_line
 from protocol.errors import BatonError, ConfigError
@@ -82,6 +82,8 @@ class Tray(QObject):
         self._menu.aboutToHide.connect(self._closed)
         self._soon = self._timer(REPAINT_MS, self._repaint)
         self._later = self._timer(_CLOSED_MS, self._lay_out)
+        # One that is lost changes nothing any more: nobody would tell of it again.
+        self._absence = self._timer(0, self._notice)
         self._dirty = False
         for signal, slot in (
             (self._heard, self._hear),
@@ -125,12 +127,7 @@ class Tray(QObject):
 
     def _hear(self, told: Told) -> None:
         before, self._told = self._told, told
-        if told.snapshot is not None:
-            self._memory, notices = events(self._memory, told.snapshot, time.monotonic())
-            for notice in notices:
-                self._trace("notice", asdict(notice))
-                title, text = one_line(notice.title), one_line(notice.text)
-                self._icon.showMessage(title, text, self._icon.icon(), _NOTICE_MS)
+        self._notice()
         if before.standing.state != told.standing.state:
             self._look()  # a service may have been started or stopped
         if told.standing.state == "absent":
@@ -140,6 +137,22 @@ class Tray(QObject):
         self._dirty = True
         if not self._soon.isActive():
             self._repaint()
+
+    def _notice(self) -> None:
+        """Tell what asks for it, now and, where somebody is missing, once that is an absence."""
+        if self._told.snapshot is None:
+            return
+        self._memory, notices = events(self._memory, self._told.snapshot, time.monotonic())
+        for notice in notices:
+            self._trace("notice", asdict(notice))
+            title, text = one_line(notice.title), one_line(notice.text)
+            self._icon.showMessage(title, text, self._icon.icon(), _NOTICE_MS)
+        missing = [
+            since for name, since in self._memory.missing.items() if name not in self._memory.lost
+        ]
+        if missing:
+            left_s = min(missing) + ABSENCE_S - time.monotonic()
+            self._absence.start(1 + max(0, round(left_s * 1000)))
 
     def _start_once(self) -> None:
         if self._started:

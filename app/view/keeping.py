@@ -168,6 +168,13 @@ def footprint(found: Footprint, took_s: float) -> tuple[Fact, ...]:
     )
 
 
+def not_walked(reason: str) -> tuple[Fact, ...]:
+    """What is known of the disk where a walk of it did not come to its end: nothing."""
+    return (
+        Fact("all together", words.DASH, tone="warn", note=f"it could not be walked ({reason})"),
+    )
+
+
 def _files(label: str, files: int, nbytes: int) -> Fact:
     """Sizes that can be read, and to the last byte below."""
     note = f"{words.counted(files, 'file')}, {words.counted(nbytes, 'byte')}"

@@ -59,7 +59,7 @@ class _AtTheDoor(Collector):
 
 
 class _Now(Collector):
-    """Gauges of the engine, its producers and its caches, as they are when somebody asks.
+    """The engine, its producers and its caches, as they are when somebody asks.
 
     They are made of the sections of ``/status``. What is unavailable there has no sample here:
     a gauge of 0 would be a measurement.
@@ -86,6 +86,14 @@ def _of_engine(engine: Engine) -> Iterator[Metric]:
     for state in get_args(Doing):
         doing.add_metric((state,), state == engine.doing)
     yield doing
+    fallbacks = CounterMetricFamily(
+        "baton_fallbacks",
+        "Prompts prefilled here although the producer was meant to, by reason",
+        labels=("reason",),
+    )
+    for reason, count in engine.fallbacks.items():
+        fallbacks.add_metric((reason,), count)
+    yield fallbacks
     memory = _gauge("baton_request_bytes", "Cache memory promised to requests, and its bound", "of")
     if engine.cache_bytes_reserved is not None:
         memory.add_metric(("reserved",), engine.cache_bytes_reserved)
@@ -191,12 +199,6 @@ class Metrics:
         self.handoff_bytes = Counter(
             "baton_handoff_bytes", "Payload bytes of handoffs", registry=self.registry
         )
-        self.fallbacks = Counter(
-            "baton_fallbacks",
-            "Prompts prefilled here although the producer was meant to, by reason",
-            ("reason",),
-            registry=self.registry,
-        )
         self.reasons = Counter(
             "baton_lane_reasons",
             "Reasons for the lane that prompts took",
@@ -247,5 +249,3 @@ class Metrics:
             self.handoff_bytes.inc(report.transferred_bytes)
         for reason in report.reasons:
             self.reasons.labels(reason).inc()
-        if report.fallback:
-            self.fallbacks.labels(report.reasons[-1]).inc()

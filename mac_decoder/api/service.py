@@ -84,6 +84,8 @@ class Service:
         self.address = address
         self.journal = Journal()
         self.board = Board(engine, self.journal, self._decoder, self._door)
+        self.streams = 0
+        """Clients that follow the status; pages of the dashboard do not count among them."""
         self._process = secrets.token_hex(8)
         self._started_at = round(time.time(), 3)
         self.metrics.started.set(self._started_at)
@@ -139,13 +141,16 @@ class Service:
         )
 
     def _door(self) -> DoorSection:
-        return sections.door(
-            self.door,
-            self.certificate,
-            len(self.keys),
-            demanded=self.settings.keys_demanded,
-            streams=self.board.listeners,
+        refusals = self.door.refusals.counts
+        return DoorSection(
+            certificate_sha256=self.certificate,
+            keys=len(self.keys),
+            keys_demanded=self.settings.keys_demanded,
+            connections=len(self.door.crowd),
+            connections_limit=self.door.crowd.most,
+            streams=self.streams,
             streams_limit=self.settings.max_streams,
+            refused={reason: count for reason, count in refusals.items() if count},
         )
 
     @property

@@ -32,22 +32,25 @@ async def answer(service: Service, websocket: WebSocket) -> None:
     """Serve one connection until it ends; refused where there are too many
     (``too_many_streams``).
     """
-    board, most = service.board, service.settings.max_streams
-    if board.listeners >= most:
+    if service.streams >= service.settings.max_streams:
         busy = CapacityError("too many clients follow the status", reason="too_many_streams")
         service.door.refusals.count(busy.reason)
         await refuse(busy, websocket.scope, websocket.receive, websocket.send)
         return
-    with board.listening() as changed:
-        await websocket.accept()
-        told = _Telling(service, websocket, changed)
-        try:
-            await told.run()
-        except (WebSocketDisconnect, TimeoutError):
-            # It has left, or takes nothing: then it gets nothing more, not even a goodbye.
-            return
-        finally:
-            told.end()
+    service.streams += 1
+    try:
+        with service.board.listening() as changed:
+            await websocket.accept()
+            told = _Telling(service, websocket, changed)
+            try:
+                await told.run()
+            except (WebSocketDisconnect, TimeoutError):
+                # It has left, or takes nothing: then it gets nothing more, not even a goodbye.
+                return
+            finally:
+                told.end()
+    finally:
+        service.streams -= 1
 
 
 class _Telling:

@@ -8,6 +8,7 @@ one snapshot, which the others hold too.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,15 +21,19 @@ from mac_decoder.status.journal import Journal
 from protocol.status.snapshot import SECTIONS, VERSION, Decoder, Door, Snapshot
 
 SHARED_S: Final = 0.09
-"""How old a snapshot may be that a listener is given: those who listen share it."""
-
-BEAT_S: Final = 0.25
-"""The shortest time between two snapshots of one listener; a slower one waits for every so many
-of them.
+"""How old a snapshot may be that a listener is given: those who listen share it, unless something
+was touched since.
 """
 
-_CACHE_S: Final = 1.0
-"""How old the cache's figures in it may be: with thousands of cuts they take milliseconds."""
+BEAT_S: Final = 0.25
+"""Listeners who were told something wait for the next time that this divides, or for one that so
+many divide; who has waited for longer is told at once.
+"""
+
+_CACHE_S: Final = 0.9
+"""How old the cache's figures in it may be: with thousands of cuts they take milliseconds. A bit
+less than the second after which every page looks at them where nothing is touched.
+"""
 
 
 def until_beat(now: float, beats: int = 1) -> float:
@@ -76,16 +81,12 @@ class Board:
         self._listening: set[asyncio.Event] = set()
         self._taking = asyncio.Lock()
         self._taken: Taken | None = None
-        self._taken_at = self._cache_at = 0.0
+        self._taken_at = self._cache_at = -math.inf
         self._loaded = False
-
-    @property
-    def listeners(self) -> int:
-        """How many wait for changes."""
-        return len(self._listening)
 
     def touch(self) -> None:
         """Something may have changed; costs nothing where nobody listens."""
+        self._taken_at = -math.inf
         for waiting in self._listening:
             waiting.set()
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mac_decoder.api.door import Door as HttpDoor
 from protocol.status.figures import Figure, measured, rate
 from protocol.status.snapshot import (
     Cache,
     CacheEvent,
     Doing,
-    Door,
     Durable,
     Engine,
     Live,
@@ -87,28 +85,6 @@ def cache(told: Mapping[str, Any]) -> Cache:
         counters=dict(told.get("counters", {})),
         **{name: Figure(figure["value"], figure["tag"]) for name, figure in derived.items()},
         events=tuple(CacheEvent(**event) for event in told.get("events", ())),
-    )
-
-
-def door(
-    found: HttpDoor,
-    certificate: str | None,
-    keys: int,
-    *,
-    demanded: bool,
-    streams: int,
-    streams_limit: int,
-) -> Door:
-    """The HTTP endpoint; ``certificate`` is the fingerprint of the one that clients are shown."""
-    return Door(
-        certificate_sha256=certificate,
-        keys=keys,
-        keys_demanded=demanded,
-        connections=len(found.crowd),
-        connections_limit=found.crowd.most,
-        streams=streams,
-        streams_limit=streams_limit,
-        refused={reason: count for reason, count in found.refusals.counts.items() if count},
     )
 
 

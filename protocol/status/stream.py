@@ -133,7 +133,7 @@ def decode(text: bytes | str) -> Message:
     """
     try:
         return _DECODER.decode(text)
-    except msgspec.MsgspecError as error:
+    except _NOT_READ as error:
         if _other_version(text):
             raise PeerProtocolError(
                 "the decoder's status is of another version",
@@ -147,6 +147,9 @@ def decode(text: bytes | str) -> Message:
 
 _DECODER: Final = msgspec.json.Decoder(Message)
 
+_NOT_READ: Final = (msgspec.MsgspecError, RecursionError, UnicodeError)
+"""What the decoder raises of a text: also of one that is nested without end, or no Unicode."""
+
 
 class _Versioned(msgspec.Struct):
     type: Literal["hello"]
@@ -156,7 +159,7 @@ class _Versioned(msgspec.Struct):
 def _other_version(text: bytes | str) -> bool:
     try:
         return msgspec.json.decode(text, type=_Versioned).version != VERSION
-    except msgspec.MsgspecError:
+    except _NOT_READ:
         return False
 
 

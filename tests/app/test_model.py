@@ -154,6 +154,18 @@ def test_the_list_says_what_carries_over(checkpoint, tmp_path: Path) -> None:
     ]
 
 
+def test_a_path_can_be_copied_and_a_config_says_nothing_to_a_terminal(tmp_path: Path) -> None:
+    odd = [tmp_path / name for name in (":dog:", "Qwen:free:8b", "[red]", "trailing\\")]
+    for path in odd:
+        path.mkdir()
+        kind = "a\x1b]0;title\x07\x1b[31mred\nforged line"
+        (path / "config.json").write_text(json.dumps({"model_type": kind}))
+    said = invoke("model", "list", *map(str, odd)).splitlines()
+    assert said[::2] == [str(path) for path in odd]
+    assert len(said) == 2 * len(odd)
+    assert all(line.isprintable() for line in said)
+
+
 MALFORMED = {
     "empty": "",
     "cut": '{"model_type": "llama", "num_hid',

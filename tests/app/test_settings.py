@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from app import settings
+from app import cli, settings
 from app.settings import FOR_ONE_RUN, Table
 from gb10_producer import config as producer
 from mac_decoder import config as decoder
@@ -215,11 +216,37 @@ def table_serve(home: Path, text: str) -> Path:
     return written(home / "baton" / "config.toml", f"[serve]\n{text}")
 
 
-def baton(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "app.cli", *words], capture_output=True, text=True)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_they_take_their_options_from_it(home: Path) -> None:
+Baton = Callable[..., Done]
+
+
+@pytest.fixture
+def baton(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Baton:
+    """`baton`, in this process."""
+
+    def run(*words: str) -> Done:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["baton", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def in_a_process(*words: str) -> Done:
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", *words], capture_output=True, text=True, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_they_take_their_options_from_it(home: Path, baton: Baton) -> None:
     """What is kept is kept where the decoder looks; what is typed goes before."""
     state, other = home / "state", home / "other"
     table_serve(home, f'port = 1\nstate-dir = "{state}"')
@@ -234,11 +261,10 @@ def test_they_take_their_options_from_it(home: Path) -> None:
 
 
 def test_an_empty_directory_is_the_usual_one_as_for_the_decoder(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, baton: Baton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "here").mkdir()
     monkeypatch.chdir(home / "here")
-    monkeypatch.setenv("PYTHONPATH", str(Path(settings.__file__).parents[1]))
     table_serve(home, 'state-dir = ""')
     assert baton("key", "create", "one").returncode == 0
     assert list((home / "baton" / "decoder").rglob("*"))
@@ -254,21 +280,23 @@ WRONG_ADDRESS = [
 
 @pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS)
 def test_who_needs_the_address_is_told_what_is_wrong_with_it(
-    home: Path, text: str, reason: str, field: str
+    home: Path, baton: Baton, text: str, reason: str, field: str
 ) -> None:
     path = table_serve(home, text)
     asking = [("status",), ("dashboard", "--print"), ("node", "send", "x", "--secrets", "file")]
-    # Where Qt is missing that is said first.
-    asking += [("app",)] if importlib.util.find_spec("PySide6") else []
-    for words in asking:
-        wrong = baton(*words)
+    told = [baton(*words) for words in asking]
+    # Where Qt is missing that is said first; where it is there, it stays in its process.
+    told += [in_a_process("app")] if importlib.util.find_spec("PySide6") else []
+    for wrong in told:
         assert (wrong.returncode, reason in wrong.stderr) == (78, True), wrong.stderr
         assert f"field: {field}" in wrong.stderr
         assert str(path) in wrong.stderr
 
 
 @pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS)
-def test_who_needs_nothing_of_it_goes_on(home: Path, text: str, reason: str, field: str) -> None:
+def test_who_needs_nothing_of_it_goes_on(
+    home: Path, baton: Baton, text: str, reason: str, field: str
+) -> None:
     table_serve(home, text)
     kept = ("--state-dir", str(home / "state"))
     nobody = "127.0.0.1:9"
@@ -289,7 +317,7 @@ def test_who_needs_nothing_of_it_goes_on(home: Path, text: str, reason: str, fie
 
 @pytest.mark.parametrize(("text", "reason", "field"), WRONG_ADDRESS[:2])
 def test_where_things_are_kept_is_known_without_the_address(
-    home: Path, text: str, reason: str, field: str
+    home: Path, baton: Baton, text: str, reason: str, field: str
 ) -> None:
     table_serve(home, f"{text}\nstate-dir = '{home / 'state'}'\nsecrets = 'file'")
     assert baton("key", "create", "one").returncode == 0

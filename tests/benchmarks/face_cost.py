@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -212,11 +213,10 @@ def measured(model: Path, tokens: int, rounds: int, prompt: int, *, shared: bool
                 decoded(server, owner, tokens)
             runs: list[dict[str, Run]] = []
             for number in range(rounds):
-                names = list(ways)
-                # Each comes first, last and between as often as the others, after and before each.
-                order = names[number % len(names) :] + names[: number % len(names)]
+                # In any order, the same ones in every run of this.
+                order = random.Random(number).sample(list(ways), len(ways))
                 found: dict[str, Run] = {}
-                for name in order if number % 2 else reversed(order):
+                for name in order:
                     with all_of(ways[name]):
                         found[name] = decoded(server, owner, tokens)
                 runs.append(found)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -201,8 +202,8 @@ def test_a_request_appears_within_a_second_with_its_source_and_its_numbers(
         shown = {place: value for place, (value, _, _) in looking.figures().items()}
         for name in ("reused_tokens", "prefilled_tokens", "transferred_bytes", "ttft_ms"):
             assert shown[f"recent.finished.0.served.{name}"] == told[name], name
-    # On a machine that does other things too, not every time.
-    assert min(took) < 1.0
+    # On a machine that does other things too, one may be late.
+    assert median(took) < 1.0
     assert sources[0] == "remote"
     assert len({*sources}) > 1
     quiet(looking)
@@ -214,8 +215,8 @@ def test_a_killed_producer_shows_within_two_seconds_and_so_does_its_return(
     page = looking.open("/nodes")
     node = page.locator("[data-node]").first
     took: list[float] = []
-    # On a machine that does other things too, not every time; a page that is late is so always.
-    while not took or (min(took) >= 2.0 and len(took) < 3):
+    # On a machine that does other things too, one may be late: two of three are not.
+    while sum(one < 2.0 for one in took) < 2 and sum(one >= 2.0 for one in took) < 2:
         expect(node).to_contain_text("ready")
         port = site.producer.url.rpartition(":")[2]
         site.kill_producer()
@@ -224,7 +225,7 @@ def test_a_killed_producer_shows_within_two_seconds_and_so_does_its_return(
         took.append(time.monotonic() - killed)
         site.producer = site.start_producer(port)
         site.until_linked()
-    assert min(took) < 2.0
+    assert sum(one < 2.0 for one in took) == 2, took
     expect(node).to_contain_text("ready")
     quiet(looking)
 

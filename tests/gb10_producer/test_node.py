@@ -158,6 +158,34 @@ def test_a_stop_while_it_still_loads_is_one_at_once(number: signal.Signals) -> N
     process.stdout.close()
 
 
+FROZEN = """
+import gc, sys
+from gb10_producer import node
+from gb10_producer.config import ProducerConfig
+
+config = ProducerConfig(synthetic="muse-glimmer", port=0, key_fd=int(sys.argv[1]))
+
+def ready(url):
+    print(gc.get_freeze_count(), len(gc.get_objects()), flush=True)
+
+sys.exit(node.run(config, ready))
+"""
+
+
+def test_no_search_for_garbage_goes_through_what_stays() -> None:
+    key = key_pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN, str(key)], stdout=subprocess.PIPE, pass_fds=[key], text=True
+    )
+    os.close(key)
+    assert process.stdout is not None
+    frozen, others = map(int, process.stdout.readline().split())
+    process.terminate()
+    assert process.wait(15.0) == 0
+    process.stdout.close()
+    assert frozen > 100 * others
+
+
 KILLED = """
 import os, signal, sys, time
 from gb10_producer import node

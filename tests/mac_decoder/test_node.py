@@ -128,6 +128,34 @@ def refused(running: Decoder, reason: str) -> str:
     return told[0]
 
 
+FROZEN = """
+import gc, sys
+from mac_decoder import node
+from mac_decoder.config import config_from
+
+tell = node._Node._tell_ready
+
+def told(self):
+    print("frozen", gc.get_freeze_count(), len(gc.get_objects()), flush=True)
+    tell(self)
+
+node._Node._tell_ready = told
+sys.exit(node.run(config_from(sys.argv[1:])))
+"""
+
+
+def test_no_search_for_garbage_goes_through_what_stays(tmp_path, checkpoint):
+    alone = ("--model", str(checkpoint("llama")), "--port", "0")
+    running = Decoder(tmp_path, *alone, program=(sys.executable, "-c", FROZEN))
+    try:
+        assert running.process.stdout is not None
+        _, frozen, others = running.process.stdout.readline().split()
+        assert running.await_ready().stop() == 0
+    finally:
+        running.close()
+    assert int(frozen) > 50 * int(others)
+
+
 def test_it_serves_restarts_after_an_abort_and_stops(decoder, checkpoint):
     running = decoder("--model", str(checkpoint("llama")), "--port", "0").await_ready()
     assert running.ready() == 200

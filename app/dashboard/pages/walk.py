@@ -35,7 +35,7 @@ class Walk:
 
     async def found(self) -> tuple[Fact, ...]:
         """What the latest walk found; a new one where that is old, or of before an operation's
-        end. Nothing where none succeeded, or nothing is kept on disk.
+        end. Nothing where nothing is kept on disk.
         """
         house = self._house
         if house is None or not house.durable:
@@ -63,6 +63,9 @@ class Walk:
             footprint = await house.footprint()
         except BatonError as error:
             log.info("the disk was not walked (%s): %s", error.reason, error.message)
+            # What an earlier one found may be long gone.
+            self._found = keeping.not_walked(error.reason)
+            self.kinds = {}
         else:
             self._found = keeping.footprint(footprint, time.monotonic() - began)
             self.kinds = footprint.kinds

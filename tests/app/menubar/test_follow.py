@@ -295,6 +295,30 @@ def test_what_comes_where_it_has_no_place_is_trouble(begins: bytes, goes_on: byt
             assert ears.heard[-1].standing.reason == "status_out_of_place"
 
 
+def test_what_is_nested_without_end_is_trouble() -> None:
+    with fake() as wrong:
+        wrong.says_hello(b'{"x":' + b"[" * 10_000 + b"]" * 10_000 + b',"type":"hello"}')
+        with following(Place(wrong.url), pauses=for_ever()) as (_, ears):
+            assert ears.await_state("refused").standing.reason == "status_malformed"
+
+
+def test_what_breaks_here_is_told_and_tried_again(
+    decoder: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(text: object) -> object:
+        raise KeyError("what somebody typed")
+
+    monkeypatch.setattr(follow, "decode", breaks)
+    with following(Place(decoder.url), pauses=for_ever()) as (follower, ears):
+        standing = ears.await_state("refused").standing
+        assert (standing.reason, standing.url) == ("internal_error", decoder.url)
+        assert "following the status broke: KeyError at breaks (" in caplog.text
+        assert "typed" not in caplog.text
+        monkeypatch.undo()
+        follower.try_now()
+        assert ears.await_state("connected").snapshot == IDLE
+
+
 def test_who_hangs_up_before_there_is_a_snapshot_is_trouble() -> None:
     with fake() as wrong, following(Place(wrong.url), pauses=for_ever()) as (_, ears):
         until(lambda: wrong.followers == 1)

@@ -29,6 +29,7 @@ from app.menubar.place import Given
 from app.menubar.tray import Options, Tray
 from app.menubar.windows import Window
 from app.service import Installed
+from app.view import notices
 from app.view.menu import Item
 from app.view.standing import Standing
 from protocol.errors import ConfigError
@@ -392,6 +393,19 @@ def test_a_producer_that_is_lost_is_told_once(
         rest(0.4)
     assert [one["kind"] for one in desk.shown("notice")] == ["producer_lost"]
     assert desk.shown("icon")[-1]["attention"] is True
+
+
+def test_one_that_is_lost_is_told_of_although_nothing_changes_any_more(
+    desk: Desk, decoder: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (tray, notices):
+        monkeypatch.setattr(module, "ABSENCE_S", 0.5)
+    decoder.says(with_node(IDLE, state="down", reason="producer_down"))
+    spin(lambda: bool(desk.tray._memory.missing))
+    assert not desk.shown("notice")
+    spin(lambda: [one["kind"] for one in desk.shown("notice")] == ["producer_lost"])
+    rest(0.8)
+    assert len(desk.shown("notice")) == 1
 
 
 def says(home: Path, *lines: str) -> None:

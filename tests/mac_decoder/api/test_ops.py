@@ -105,9 +105,12 @@ def test_one_line_is_logged_for_a_request_and_none_of_its_text(
 
 
 def test_fallbacks_are_counted_by_their_reason_and_choices_are_not() -> None:
-    """``producer_busy`` is a producer's refusal; what was chosen by rates has other codes."""
-    nothing = sections.engine({}, loaded=False), sections.nodes({}), sections.cache({})
-    metrics = Metrics(dict, Door(), lambda: nothing)
+    """``producer_busy`` is a producer's refusal; what was chosen by rates has other codes. They are
+    those of ``/status``, also of requests that ended before they had a report.
+    """
+    engine = sections.engine({"fallbacks": {"producer_busy": 1}}, loaded=False)
+    told = engine, sections.nodes({}), sections.cache({})
+    metrics = Metrics(dict, Door(), lambda: told)
     phases = {"queue": 1.0}
     fallen = ("above_threshold", "producer_busy")
     metrics.count_report(Report("local", 0, 7, 0, 12.5, phases, fallen, fallback=True))

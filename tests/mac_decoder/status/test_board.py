@@ -11,12 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mac_decoder.api.door import Door
 from mac_decoder.status import board as module
-from mac_decoder.status import sections
 from mac_decoder.status.board import BEAT_S, SHARED_S, Board, until_beat
 from mac_decoder.status.journal import Journal
-from protocol.status.snapshot import SECTIONS, Decoder
+from protocol.status.snapshot import SECTIONS, Decoder, Door
 
 DECODER = Decoder("p", "m", 1.0, None, {}, None, None, None, 0, "", 0)
 
@@ -46,13 +44,20 @@ class Told:
 
 def running(work: Callable[[Board, Told], Coroutine[Any, Any, None]]) -> None:
     """Run ``work`` with a board and the engine behind it."""
-    told, door = Told(), Door()
-
-    def section() -> Any:
-        return sections.door(door, None, 0, demanded=False, streams=0, streams_limit=1)
+    told = Told()
+    door = Door(
+        None,
+        0,
+        keys_demanded=False,
+        connections=0,
+        connections_limit=1,
+        streams=0,
+        streams_limit=1,
+        refused={},
+    )
 
     async def main() -> None:
-        await work(Board(told, Journal(), lambda: DECODER, section), told)
+        await work(Board(told, Journal(), lambda: DECODER, lambda: door), told)
 
     asyncio.run(main())
 
@@ -75,6 +80,17 @@ def test_those_who_listen_share_one() -> None:
         taken = await asyncio.gather(*(board.now(SHARED_S) for _ in range(10)))
         assert len({id(one) for one in taken}) == 1
         assert told.asked.count("status") == 1
+
+    running(work)
+
+
+def test_what_was_touched_is_in_the_next_one_however_soon_that_is_asked_for() -> None:
+    async def work(board: Board, told: Told) -> None:
+        await board.now(SHARED_S)
+        told.figures = {"ready": True, "open": 1}
+        # Whoever was told of this touch has nothing else that would have them ask again.
+        board.touch()
+        assert (await board.now(SHARED_S)).snapshot.engine.open == 1
 
     running(work)
 
@@ -126,14 +142,15 @@ def test_only_those_who_listen_are_told() -> None:
     async def work(board: Board, told: Told) -> None:
         board.touch()
         with board.listening() as one, board.listening() as other:
-            assert board.listeners == 2
             assert not one.is_set()
             board.touch()
             assert one.is_set()
             assert other.is_set()
             one.clear()
             assert other.is_set()
-        assert board.listeners == 0
+        one.clear()
+        board.touch()
+        assert not one.is_set()
         assert not told.asked
 
     running(work)

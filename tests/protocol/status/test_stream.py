@@ -108,7 +108,11 @@ def test_another_version_is_named_as_such() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"type":"bye"}', '{"type":"full","at":1,"snapshot":{}}', b"\xff"],
+    [
+        *("", "[]", "{}", '{"type":"bye"}', '{"type":"full","at":1,"snapshot":{}}', b"\xff"),
+        '{"x":' + "[" * 10_000 + "]" * 10_000 + ',"type":"hello"}',
+        '{"type":"\ud800"}',
+    ],
 )
 def test_what_is_no_message_is_refused(text: str | bytes) -> None:
     with pytest.raises(PeerProtocolError) as caught:

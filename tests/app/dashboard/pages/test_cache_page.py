@@ -20,7 +20,7 @@ from mac_decoder.housekeeping.operations import Operation
 from mac_decoder.store.catalogue import Footprint, Foreign
 from mac_decoder.store.ledger import Tally
 from mac_decoder.store.verify import Verified
-from protocol.errors import RequestError, TransferError
+from protocol.errors import ConfigError, RequestError, TransferError
 from tests.app.dashboard.pages.drawing import Looking, seen
 from tests.app.view.snapshots import IDLE
 from tests.app.view.test_keeping import TALK
@@ -287,6 +287,26 @@ async def test_a_hidden_page_looks_at_nothing_and_tells_nothing(
     page.looked_at(looking)
     await until(lambda: house.walks == 2)
     await until(lambda: "all is well" in looking.last("set")[1])
+    page.close()
+
+
+async def test_a_walk_that_fails_is_no_number_and_says_why(
+    page: CachePage, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.looked_at(Looking())
+    await until(lambda: "4,096" in str(page.draw(seen(IDLE))["walked"]))
+
+    async def fails() -> Footprint:
+        raise ConfigError("the disk fails", reason="cache_dir_unusable", field="cache-dir")
+
+    monkeypatch.setattr(house, "footprint", fails)
+    # An operation's end has it walked again.
+    operation = house.verify()
+    operation.end(Verified(files=3, nbytes=200))
+    page.unseen()
+    page.looked_at(Looking())
+    await until(lambda: "cache_dir_unusable" in str(page.draw(seen(IDLE))["walked"]))
+    assert "4,096" not in str(page.draw(seen(IDLE))["walked"])
     page.close()
 
 

@@ -25,6 +25,10 @@ class Boarded(Board):
         super().__init__(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
         self.taken = 0
 
+    @property
+    def listeners(self) -> int:
+        return len(self._listening)
+
     async def now(self, at_most_s: float = 0.0) -> Any:
         self.taken += 1
         snapshot = msgspec.structs.replace(IDLE, revision=self.taken)
