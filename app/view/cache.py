@@ -82,10 +82,13 @@ def cache(snapshot: Snapshot, now: float) -> Cache:
 def gains(snapshot: Snapshot, now: float) -> tuple[Fact, ...]:
     """What reuse gave."""
     found = snapshot.cache
+    since_the_start = facts.seconds(
+        "saved since the start", found.seconds_saved, "cache.seconds_saved"
+    )
     return (
         facts.share("hit rate", found.hit_rate, "cache.hit_rate", term="hit"),
         saved_today(snapshot, now),
-        facts.seconds("saved since the start", found.seconds_saved, "cache.seconds_saved"),
+        *(() if _began_today(snapshot, now) else (since_the_start,)),
         facts.number(
             "restoring is faster", found.restore_speedup, "cache.restore_speedup", "times"
         ),
@@ -96,11 +99,15 @@ def gains(snapshot: Snapshot, now: float) -> tuple[Fact, ...]:
 
 def saved_today(snapshot: Snapshot, now: float) -> Fact:
     """Seconds saved since midnight, or since the decoder's start where that was later."""
-    started, today = words.local(snapshot.decoder.started_at), words.local(now)
-    began = started is not None and today is not None and started.date() == today.date()
     since = words.moment(snapshot.decoder.started_at, "%H:%M")
-    label = f"saved since {since}" if began else "saved today"
+    label = f"saved since {since}" if _began_today(snapshot, now) else "saved today"
     return facts.seconds(label, snapshot.cache.seconds_saved_today, "cache.seconds_saved_today")
+
+
+def _began_today(snapshot: Snapshot, now: float) -> bool:
+    """Whether today and the time since the decoder's start are the same."""
+    started, today = words.local(snapshot.decoder.started_at), words.local(now)
+    return started is not None and today is not None and started.date() == today.date()
 
 
 def _counters(found: Mapping[str, int]) -> tuple[tuple[str, tuple[Fact, ...]], ...]:

@@ -8,7 +8,7 @@ from typing import Final
 from app.view import facts, words
 from app.view.facts import Fact, Tone
 from app.view.reasons import meaning
-from app.view.requests import ending
+from app.view.requests import ending, stages
 from app.view.requests import sentence as request_sentence
 from app.view.standing import Standing
 from app.view.standing import sentence as standing_sentence
@@ -50,6 +50,8 @@ def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
         return Headline(told[0].upper() + told[1:], tone)
     if one:
         text = f"{text}, {words.counted(len(one), 'request')}"
+    if len({request.stage for request in one}) > 1:
+        text = f"{words.counted(len(one), 'request')}: {stages(one)}"
     return Headline(text, tone)
 
 

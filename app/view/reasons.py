@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mac_decoder.reuse.ladder import SHORTFALLS
+from protocol.reasons import REASONS
 
 MEANINGS: Final[dict[str, str]] = {
     "cut_at_end": "Everything but the last token was held.",
@@ -45,5 +46,8 @@ def why_not_more(reasons: Sequence[str]) -> tuple[str, ...]:
 
 def meaning(reason: str) -> str:
     """A reason in words; empty where the code is all there is."""
-    known = SHORTFALLS.get(reason)
-    return MEANINGS.get(reason, "") if known is None else known
+    known = SHORTFALLS.get(reason) or MEANINGS.get(reason)
+    if known is None and reason in REASONS:
+        # What ended a handoff, as the wire's own list has it.
+        known = REASONS[reason].meaning
+    return known or ""

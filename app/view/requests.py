@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,10 @@ SOURCES: Final[Mapping[str, str]] = {
     "mixed": "several prompts, from different places",
 }
 """What the badges of sources mean."""
+
+_FELL_BACK: Final = Badge(
+    "fell back", "warn", "a producer was meant to prefill it; the reasons say what came between"
+)
 
 _IMPERCEPTIBLE_MS: Final = 0.05
 """What would read as 0.0 ms is in no bar."""
@@ -97,6 +102,7 @@ class Ended:
     route: str
     outcome: Badge
     source: Badge | None
+    fallback: Badge | None
     tokens: Fact
     reused: Fact
     prefilled: Fact
@@ -147,6 +153,14 @@ def sentence(request: InHand, nodes: Nodes) -> str:
         told = [stage, words.counted(request.generated_tokens, "token"), speed]
         return ", ".join(part for part in told if part != words.DASH)
     return f"{stage}, {words.counted(request.prompt_tokens, 'token')}"
+
+
+def stages(requests: Sequence[InHand]) -> str:
+    """Where several stand: "1 prefilling there, 2 decoding", those first that others wait for."""
+    counted = Counter(one.stage for one in requests)
+    return ", ".join(
+        f"{counted[stage]} {text}" for stage, (text, _) in _STAGES.items() if counted[stage]
+    )
 
 
 def ending(reason: str) -> str:
@@ -212,6 +226,8 @@ def _ended(one: Finished, path: str, now: float) -> Ended:
         route=one.route,
         outcome=Badge(one.outcome, _OUTCOMES[one.outcome], one.code or ""),
         source=source(served.source) if served else None,
+        # It is right, and cost more than it had to.
+        fallback=_FELL_BACK if served and served.fallback else None,
         tokens=facts.count("prompt tokens", one.prompt_tokens, f"{path}.prompt_tokens"),
         reused=facts.count(
             "reused", served.reused_tokens if served else None, _at(at, known, "reused_tokens")

@@ -101,7 +101,7 @@ def ago(at: float, now: float) -> str:
     if age < 5:
         return "just now"
     if age < _MINUTE:
-        return f"{int(age // 10 * 10) or 5} s ago"
+        return f"{int(age // 5 * 5)} s ago"
     if age < _HOUR:
         return f"{int(age // _MINUTE)} min ago"
     if age < _DAY:

@@ -57,7 +57,7 @@ class Sequences:
         self._promised: dict[int, int] = {}
         self.accounts = Accounts(active_parameters)
         self._calendar = today
-        self._today = today()
+        self._began = self._today = today()
 
     # -- taking
 
@@ -239,10 +239,16 @@ class Sequences:
 
     def status(self) -> dict[str, Any]:
         """Figures of all tiers, counters, and what is derived from them. Any thread."""
-        of_today = self._today == self._calendar()
-        accounts = self.accounts
+        today, accounts = self._calendar(), self.accounts
         derived = accounts.derived()
-        derived["seconds_saved_today"] = accounts.saved_today if of_today else UNAVAILABLE
+        derived["seconds_saved_today"] = (
+            # One span of time has one figure: that of the start is valued anew, a later day's not.
+            derived["seconds_saved"]
+            if today == self._began
+            else accounts.saved_today
+            if today == self._today
+            else UNAVAILABLE
+        )
         return {
             "live": {
                 "sequences": len(self.live),

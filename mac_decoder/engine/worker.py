@@ -407,8 +407,8 @@ class Worker:
             self._fail(request, GenerationFault("the model's logits are not finite"))
             # It has ended, and leaves nothing, whatever this step would have been.
             return replace(step, ended=None, left=None)
-        self._generated += 1
         if step.ended != "stop":
+            self._generated += 1
             self._emit(request, Token(step.drawn.token, step.drawn.logprob, step.drawn.top))
         if step.ended is not None:
             self._end(

@@ -156,6 +156,7 @@ def _row(one: Ended, place: int) -> Html:
             tag(
                 "span",
                 parts.source(one.source),
+                parts.badge(one.fallback),
                 parts.badge(one.outcome, "outcome"),
                 class_="badges",
             ),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -383,7 +384,9 @@ def test_a_producer_that_is_lost_is_told_once(
     desk: Desk, decoder: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(tray.time, "monotonic", lambda: now[0])
+    # Its own alone: an event loop of another test's would sleep until this clock has caught up.
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(tray, "time", clock)
     down = with_node(IDLE, state="down", reason="producer_down")
     for step in range(4):
         now[0] = 100.0 + 30 * step

@@ -184,6 +184,22 @@ async def test_how_far_an_operation_is() -> None:
     )
 
 
+async def test_a_verification_is_asked_of_the_files_that_it_then_counts() -> None:
+    kinds = {
+        "blocks": Tally(9, 2_000),
+        "cuts": Tally(3, 400),
+        "index": Tally(2, 50_000),
+        "own": Tally(2, 43),
+    }
+    asked = keeping.verification(kinds)
+    assert asked.startswith("Reads ≈ 12 files, 2,400 bytes (2.4 kB), and compares them with ")
+    done: Operation[Any] = Operation("verify")
+    done.end(Verified(12, 2_400))
+    assert keeping.operation(done).text.startswith("Read 12 files, 2,400 bytes (2.4 kB): ")
+    # Before the disk was walked no number is known.
+    assert keeping.verification({}).startswith("Reads the files of all cuts and blocks, and ")
+
+
 async def test_what_was_wrong_is_said_and_looks_like_it() -> None:
     done: Operation[Any] = Operation("verify")
     done.end(Verified(2, 10, 0, [Bad("blocks/x", "digest_differs")]))

@@ -20,13 +20,14 @@ from app.view.requests import ended, running, segments
 from app.view.standing import Standing
 from mac_decoder.reuse.accounting import Accounts
 from protocol.status.figures import UNAVAILABLE
-from protocol.status.snapshot import Cache, Nodes, Snapshot
+from protocol.status.snapshot import Cache, Nodes, Recent, Snapshot
 from tests.app.view.snapshots import (
     FINISHED,
     IDLE,
     IN_HAND,
     NOW,
     READY,
+    SERVED,
     exactly,
     with_engine,
     with_node,
@@ -236,6 +237,13 @@ def test_a_first_token_has_no_rate_yet() -> None:
     assert headline(with_requests(IDLE, "decoding", one), HERE).text == "Decoding, 1 token"
 
 
+def test_requests_that_stand_apart_are_told_apart() -> None:
+    there = msgspec.structs.replace(IN_HAND, id="other", stage="prefilling_there")
+    here = msgspec.structs.replace(IN_HAND, stage="decoding")
+    found = headline(with_requests(IDLE, "prefilling_there", here, there, here), HERE)
+    assert found.text == "3 requests: 1 prefilling there, 2 decoding"
+
+
 def test_several_requests_are_counted() -> None:
     found = headline(with_requests(IDLE, "decoding", IN_HAND, IN_HAND), HERE)
     assert found.text == "Decoding, 2 requests"
@@ -281,6 +289,23 @@ def test_a_producer_that_is_qualified_anew_was_not_never_qualified() -> None:
     assert [fact.text for fact in one.qualified] == ["under way"]
     (one,) = producers(with_node(IDLE, state="down", reason="x", qualified=None), NOW)
     assert [fact.text for fact in one.qualified] == [words.DASH]
+
+
+@pytest.mark.parametrize("fell", [True, False])
+def test_a_request_that_fell_back_says_so(fell: bool) -> None:
+    served = msgspec.structs.replace(SERVED, fallback=fell)
+    finished = msgspec.structs.replace(FINISHED, served=served)
+    told = msgspec.structs.replace(IDLE, recent=Recent((finished,)))
+    (one,) = ended(told, NOW)
+    assert (one.fallback is not None and one.fallback.tone == "warn") == fell
+
+
+def test_one_span_of_time_has_one_saving() -> None:
+    def savings(now: float) -> list[str]:
+        return [fact.label for fact in cache(IDLE, now).gains if fact.label.startswith("saved")]
+
+    assert len(savings(NOW)) == 1
+    assert savings(NOW + 2 * 86_400) == ["saved today", "saved since the start"]
 
 
 def test_savings_of_a_decoder_that_started_today_are_since_then() -> None:

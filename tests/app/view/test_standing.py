@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from app.view.standing import MOST_CODE, Standing, State, known_code, sentence
+from app.view.standing import MOST_CODE, Standing, State, known_code, one_line, sentence
 
 URL = "http://127.0.0.1:8000"
 
@@ -49,3 +49,9 @@ def test_what_is_wrong_here_is_said_in_one_line() -> None:
     long, _ = sentence(Standing("refused", URL, "settings_invalid", "a\nb" * 1000))
     assert "\n" not in long
     assert len(long) < 200
+
+
+def test_a_line_is_as_long_as_there_is_room() -> None:
+    assert one_line("a" * 161) == "a" * 160 + "…"
+    assert one_line("a" * 161, 600) == "a" * 161
+    assert one_line("a" * 601, 600) == "a" * 600 + "…"

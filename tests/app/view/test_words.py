@@ -33,7 +33,7 @@ def test_durations(seconds: float, text: str) -> None:
         (-3, "just now"),
         (4, "just now"),
         (7, "5 s ago"),
-        (59, "50 s ago"),
+        (59, "55 s ago"),
         (61, "1 min ago"),
         (7300, "2 h ago"),
         (200_000, "2 d ago"),

@@ -23,6 +23,18 @@ HIT = Served(
 UNAVAILABLE = {"value": None, "tag": "unavailable"}
 
 
+def test_the_first_day_is_the_time_since_the_start() -> None:
+    sequences = Sequences(FULL, "float32", 64, None, lambda: 0, today=lambda: date(2026, 1, 1))
+    # What was on disk before is restored before anything was prefilled: what it saved is not known.
+    sequences.count(HIT)
+    derived = sequences.status()["derived"]
+    assert derived["seconds_saved_today"] == derived["seconds_saved"] == UNAVAILABLE
+    sequences.count(Served("new", "local", 9001, cut=b"two", prefilled_here=9000, prefill_s=9.0))
+    derived = sequences.status()["derived"]
+    assert derived["seconds_saved_today"] == derived["seconds_saved"]
+    assert derived["seconds_saved"]["tag"] == "estimated"
+
+
 def test_a_day_begins_with_nothing_saved() -> None:
     days = [date(2026, 1, 1)]
     sequences = Sequences(FULL, "float32", 64, None, lambda: 0, today=lambda: days[-1])

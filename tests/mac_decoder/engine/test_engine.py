@@ -125,6 +125,10 @@ def test_a_stop_token_ends_and_is_not_told(checkpoint: Checkpoint) -> None:
             at_once = await told(engine, ask(prompt(9), 30, stops=[free.tokens[0]]))
             assert at_once.tokens == []
             assert at_once.finished.reason == "stop"
+            # Counted is what was told, as in the answers' own usage.
+            answers = (free, stopped, at_once)
+            counted = engine.status()["generated_tokens"]
+            assert counted == sum(len(answer.tokens) for answer in answers)
 
     asyncio.run(main())
 
