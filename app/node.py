@@ -89,7 +89,7 @@ def add(
     except KeyboardInterrupt:
         err.print("it stays paired; `baton node list` shows how it is")
         raise
-    _print_list(registry, [peer], decoder, as_json=False)
+    _print_list([peer], decoder, as_json=False)
 
 
 @app.command("list")
@@ -115,7 +115,7 @@ def list_nodes(
     except ConfigError as error:
         # What is known without the decoder is shown nevertheless.
         complain(error, "baton node list")
-    _print_list(registry, peers, decoder, as_json=as_json)
+    _print_list(peers, decoder, as_json=as_json)
 
 
 @app.command()
@@ -175,7 +175,7 @@ def qualify(
         registry.forget_verdict(peer)
         err.print(f"{_not_running(decoder)}: it is qualified once one runs (baton serve)")
         return
-    _print_list(registry, [peer], decoder, as_json=False)
+    _print_list([peer], decoder, as_json=False)
 
 
 @app.command()
@@ -203,7 +203,7 @@ def send(
         except KeyboardInterrupt:
             err.print("it has the model; `baton node list` shows how it is")
             raise
-    _print_list(registry, [peer], decoder, as_json=False)
+    _print_list([peer], decoder, as_json=False)
 
 
 @app.command()
@@ -261,11 +261,9 @@ def _still(error: TransferError) -> str:
     return f"still being qualified ({escape(str(error.found))}): see `baton node list` later"
 
 
-def _print_list(
-    registry: Registry, peers: Sequence[Peer], decoder: Decoder | None, *, as_json: bool
-) -> None:
+def _print_list(peers: Sequence[Peer], decoder: Decoder | None, *, as_json: bool) -> None:
     links, without = _links(decoder)
-    rows = [figures(peer, registry.verdict(peer), links) for peer in peers]
+    rows = [figures(peer, links) for peer in peers]
     if as_json:
         print_json([asdict(row) for row in rows])
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,8 +14,10 @@ from app.node_registry import link_name
 from app.status import TONE_STYLES
 from app.view.nodes import TONES
 from app.view.words import human_bytes
-from mac_decoder.qualify.verdicts import Verdict
 from trust.peers import Peer
+
+_NOT_THIS_MODEL: Final = ("refused", "unfit")
+"""States of a link whose producer does not compute what the decoder would."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,29 @@ class Figures:
     epoch: int
 
 
-def figures(peer: Peer, verdict: Verdict | None, links: Sequence[Mapping[str, Any]]) -> Figures:
-    """What is known of ``peer``: measured lately by the decoder, else when it was qualified."""
+def figures(peer: Peer, links: Sequence[Mapping[str, Any]]) -> Figures:
+    """What the decoder's ``links`` tell of ``peer``.
+
+    A verdict on record counts only for the model that is served, and for what computes on both
+    sides: the decoder alone knows whether it does, and tells of those that do.
+    """
     name = link_name(peer)
     link = next((link for link in links if link.get("name") == name), {})
-    measured = verdict if verdict is not None and verdict.fit else None
+    state = link.get("state")
+    measured = {} if state in _NOT_THIS_MODEL else link
+    qualified = measured.get("qualified") or {}
     return Figures(
         name=peer.name,
         address="" if peer.address is None else f"{peer.address.host}:{peer.address.port}",
         fingerprint=peer.fingerprint.hex(),
-        state=link.get("state"),
+        state=state,
         reason=link.get("reason") or "",
         detail=link.get("detail") or "",
-        tokens_per_s=link.get("compute_tokens_per_s") or (measured.tokens_per_s if measured else 0),
-        tile=link.get("tile") or (measured.recipe.tile if measured else 0),
-        link_bytes_per_s=link.get("wire_bytes_per_s")
-        or (measured.link_bytes_per_s if measured else 0),
-        round_trip_ms=link.get("round_trip_ms") or (measured.round_trip_ms if measured else 0),
-        qualified_at=None if measured is None else measured.at,
+        tokens_per_s=measured.get("compute_tokens_per_s") or 0,
+        tile=measured.get("tile") or 0,
+        link_bytes_per_s=measured.get("wire_bytes_per_s") or 0,
+        round_trip_ms=measured.get("round_trip_ms") or 0,
+        qualified_at=qualified.get("at"),
         paired_at=peer.paired_at,
         epoch=peer.record.epoch,
     )
@@ -70,10 +77,8 @@ def table(rows: Iterable[Figures], without_state: str) -> Table:
         lines = [f"{escape(row.address)}  {_state(row, without_state)}"]
         if measured := ", ".join(_measured(row)):
             lines.append(measured)
-        qualified = "never" if row.qualified_at is None else _when(row.qualified_at)
-        lines.append(
-            f"[dim]qualified {qualified}, paired {_when(row.paired_at)}, epoch {row.epoch}[/]"
-        )
+        past = "" if row.qualified_at is None else f"qualified {_when(row.qualified_at)}, "
+        lines.append(f"[dim]{past}paired {_when(row.paired_at)}, epoch {row.epoch}[/]")
         made.add_row(f"[bold]{escape(row.name)}[/]", "\n".join(lines))
     return made
 
