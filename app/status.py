@@ -37,6 +37,9 @@ MOST_STATUS_BYTES: Final = 16 << 20
 MOST_KEYS_BYTES: Final = 1 << 16
 """Of a file of API keys: as many as `baton serve` takes."""
 
+_MOST_LINE: Final = 600
+"""Of one thing that the summary tells: what a person has to do stands at the end of it."""
+
 _NO_ANSWER: Final = (
     *(httpx.HTTPError, httpx.InvalidURL, OSError),
     *(ValueError, LookupError, TypeError),
@@ -71,7 +74,8 @@ def status(
         return
     table = Table.grid(padding=(0, 2))
     for line in summary(snapshot_in(found), time.time()):
-        table.add_row(f"[bold]{line.title}[/]", Text(one_line(line.text), TONE_STYLES[line.tone]))
+        text = Text(one_line(line.text, _MOST_LINE), TONE_STYLES[line.tone])
+        table.add_row(f"[bold]{line.title}[/]", text)
     out.print(table)
 
 

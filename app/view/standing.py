@@ -87,7 +87,7 @@ def sentence(standing: Standing) -> tuple[str, Tone]:
     return f"{words} ({known_code(standing.reason)})", tone
 
 
-def one_line(said: str) -> str:
-    """What somebody says, as one line of any surface: printable, and cut."""
+def one_line(said: str, most: int = _MOST_SAID) -> str:
+    """What somebody says, as one line of any surface: printable, and cut after ``most``."""
     shown = "".join(letter if letter.isprintable() else " " for letter in said)
-    return shown if len(shown) <= _MOST_SAID else f"{shown[:_MOST_SAID]}…"
+    return shown if len(shown) <= most else f"{shown[:most]}…"

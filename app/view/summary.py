@@ -105,7 +105,8 @@ def _cache(told: Snapshot, now: float) -> Iterator[Line]:
     if counters:
         hits, misses = counters.get("cache_hits", 0), counters.get("cache_misses", 0)
         continued = counters.get("session_continuation_hits", 0)
-        yield Line("reuse", f"{hits} hits, {misses} misses, {continued} continued live")
+        found = f"{words.counted(hits, 'hit')}, {words.counted(misses, 'miss', 'misses')}"
+        yield Line("reuse", f"{found}, {continued:,} continued live")
         saved = saved_today(told, now)
         yield Line(saved.label, saved.text)
 

@@ -68,14 +68,19 @@ class ProducerLink:
     """See ``link.Link``. ``start`` begins to connect; ``close`` frees everything."""
 
     def __init__(
-        self, producer: Producer, numbers: Numbers, *, max_connections: int = MAX_CONNECTIONS
+        self,
+        producer: Producer,
+        numbers: Numbers,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        called: str = "",
     ) -> None:
-        self._pool = Pool(producer, max_connections, numbers.retry)
+        """``called`` is the name that `baton node` knows it by, if any."""
+        self._pool = Pool(producer, max_connections, numbers.retry, called)
         self._numbers = numbers
         self._lock = threading.Lock()
         self._compute = self._wire = Average()
         self.name = producer.url
-        self.called = urlsplit(producer.url).netloc
         self._layout = producer.layout
         self._handoffs = self._resumed = 0
         self._failures: Counter[str] = Counter()
@@ -94,6 +99,15 @@ class ProducerLink:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @property
+    def called(self) -> str:
+        """What people call it: by its address where nobody gave it a name."""
+        return self._pool.called or urlsplit(self.name).netloc
+
+    def rename(self, called: str) -> None:
+        """`baton node` knows it by another name from here on. Any thread."""
+        self._pool.called = called
 
     @property
     def state(self) -> LinkState:

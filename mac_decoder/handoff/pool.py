@@ -13,6 +13,7 @@ import copy
 import logging
 import random
 import select
+import shlex
 import socket
 import threading
 import time
@@ -33,7 +34,7 @@ from protocol.errors import (
 )
 from protocol.handoff import PeerAborted, Sealed, State
 from protocol.messages import HelloAck, Seal
-from protocol.reasons import REASONS
+from protocol.reasons import REASONS, WITHOUT_MODEL
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +60,17 @@ class Pool:
     """
 
     def __init__(
-        self, producer: Producer, most: int, besides: Callable[[], None] = lambda: None
+        self,
+        producer: Producer,
+        most: int,
+        besides: Callable[[], None] = lambda: None,
+        called: str = "",
     ) -> None:
         self._producer = producer
         self._besides = besides
         self._most = most
+        self.called = called
+        """The name that `baton node` knows it by, which may change; empty where it knows none."""
         self._changed = threading.Condition()
         self._parked: list[Connection] = []
         """READY, free to be claimed."""
@@ -129,7 +136,7 @@ class Pool:
                 return LinkState("connecting", "producer_connecting")
             name = "down" if _passing(failure) else "refused"
             left = max(0.0, self._retry_at - time.monotonic())
-            return LinkState(name, failure.reason, _explained(failure), self._attempts, left)
+            return LinkState(name, failure.reason, self._explained(failure), self._attempts, left)
 
     def error(self) -> BatonError | None:
         """Why no connection can be had now; ``None`` when one can."""
@@ -229,13 +236,38 @@ class Pool:
     def _failed(self, error: BatonError) -> None:
         """Note that no connection could be had or kept; the lock is held."""
         if self._failure is None or _kind(self._failure) != _kind(error):
-            where, why = self._producer.url, _explained(error)
+            where, why = self._producer.url, self._explained(error)
             _log.warning("producer %s not available (%s): %s", where, error.reason, why)
         # A copy: the error itself holds the frames that it passed through, with their tokens.
         self._failure = copy.copy(error)
         self._failed_at = time.monotonic()
         self._attempts += 1
         self._retry_at = self._failed_at + pause_s(self._attempts, _passing(error))
+
+    def _explained(self, error: BatonError) -> str:
+        """Why there is no producer, and what a person has to do where it needs one."""
+        if _passing(error) and error.reason != WITHOUT_MODEL:
+            return error.message
+        components = _components(error)
+        differing = f"its checkpoint differs in {', '.join(components)}"
+        what = differing if components else error.message
+        known = REASONS.get(error.reason)
+        advice = self._sending(error) or error.hint or (known.meaning if known else "")
+        return f"{what}; {advice}" if advice else what
+
+    def _sending(self, error: BatonError) -> str:
+        """How the producer is sent the model, where that helps and its name is known."""
+        if not self.called:
+            return ""
+        command = f"baton node send {shlex.quote(self.called)}"
+        if error.reason == WITHOUT_MODEL:
+            return f"send it this decoder's: {command}"
+        if isinstance(error, IdentityMismatch) and error.hint == error.default_hint:
+            return (
+                f"both must hold the same files: {command} sends it this decoder's model; one that "
+                "was started with --model has to be started again, without it"
+            )
+        return ""
 
     # Keeping
 
@@ -421,18 +453,6 @@ def _components(error: BatonError) -> tuple[str, ...]:
 def _kind(error: BatonError) -> tuple[str, ...]:
     """What two failures have in common that need not be told apart."""
     return (error.reason, *_components(error))
-
-
-def _explained(error: BatonError) -> str:
-    """Why there is no producer, and what a person has to do where it does not pass by itself."""
-    if _passing(error):
-        return error.message
-    components = _components(error)
-    differing = f"its checkpoint differs in {', '.join(components)}"
-    what = differing if components else error.message
-    known = REASONS.get(error.reason)
-    advice = error.hint or (known.meaning if known else "")
-    return f"{what}; {advice}" if advice else what
 
 
 def _recipe(ack: HelloAck | None) -> str:

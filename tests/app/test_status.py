@@ -196,6 +196,27 @@ def test_the_summary_is_text_and_json_is_raw() -> None:
     assert "{" not in text
 
 
+def test_what_a_person_has_to_do_is_said_to_its_end_and_no_text_is_endless() -> None:
+    remedy = f"{'its files differ ' * 18}: baton node send gb10"
+    assert 160 < len(remedy) < 500
+    for detail, seen in ((remedy, True), ("x" * 100_000 + remedy, False)):
+        snapshot = with_node(IDLE, state="refused", reason="weights_differ", detail=detail)
+        told = {"snapshot": json.loads(msgspec.json.encode(snapshot))}
+        with answering(200, told) as address:
+            text = " ".join(shown(address).split())
+        assert ("baton node send gb10" in text) == seen
+        assert len(text) < 3_000
+
+
+def test_one_of_a_thing_is_one() -> None:
+    counters = {"cache_hits": 1, "cache_misses": 1, "session_continuation_hits": 1_234}
+    told = msgspec.structs.replace(
+        IDLE, cache=msgspec.structs.replace(IDLE.cache, counters=counters)
+    )
+    lines = {line.title: line.text for line in summary(told, NOW)}
+    assert lines["reuse"] == "1 hit, 1 miss, 1,234 continued live"
+
+
 def test_a_decoder_that_cannot_answer_says_why() -> None:
     failed = with_engine(IDLE, doing="trouble", ready=False, fault="engine_fault")
     assert {line.title: line.text for line in summary(failed, NOW)}["does"] == (

@@ -238,9 +238,12 @@ def test_a_new_epoch_or_place_is_a_new_link_and_a_new_name_is_none(tmp_path, mod
 
     async def main() -> None:
         async with watched(config, model) as found:
+            (gate,) = found.gates
+            assert (gate.called, gate.link.called) == ("box", "box")
             other.add(replace(peer, name="another name"))
             await found.look()
             assert found.added == []
+            assert (gate.called, gate.link.called) == ("another name", "another name")
             for number, changed in enumerate((rotated, moved), 1):
                 (before,) = found.gates
                 other.add(changed)

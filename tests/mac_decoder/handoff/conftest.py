@@ -88,6 +88,7 @@ def make_link(
         max_connections: int = 4,
         timing: Timing = TIMING,
         numbers: Generations | None = None,
+        called: str = "",
     ) -> ProducerLink:
         target = Producer(
             url=url or (producer.url if producer else ""),
@@ -96,7 +97,11 @@ def make_link(
             layout=layout,
             timing=timing,
         )
-        made.append(ProducerLink(target, numbers or Numbers(), max_connections=max_connections))
+        made.append(
+            ProducerLink(
+                target, numbers or Numbers(), max_connections=max_connections, called=called
+            )
+        )
         made[-1].start()
         return made[-1]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import shlex
+import socket
 import threading
 import time
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +23,7 @@ from mac_decoder.handoff.trust import trust_of_key
 from protocol.errors import BatonError, Cancelled, CapacityError, IdentityMismatch, TransferError
 from protocol.handoff import Committed, PeerAborted
 from protocol.layout import payload_bytes
+from protocol.reasons import REASON_HEADER, WITHOUT_MODEL
 from tests.mac_decoder.handoff.producer import (
     IDENTITY,
     KEY,
@@ -346,6 +351,48 @@ def test_what_differs_and_what_helps_is_logged_once_for_every_change(
         producer.identity = IDENTITY
         wait_until(lambda: link.state.ready)
     assert len(refusals(caplog)) == 2
+
+
+def test_what_helps_names_the_producer_as_a_shell_takes_it(make_producer, make_link):
+    theirs = IDENTITY.__class__(**{**_fields(IDENTITY), "weights": "99" * 32})
+    producer = make_producer(identity=theirs)
+    link = make_link(producer)
+    named = make_link(producer, called="gb10")
+    for one in (link, named):
+        wait_until(lambda: one.state.name == "refused")  # noqa: B023
+    assert link.called == urlsplit(producer.url).netloc
+    assert "baton node send NAME " in link.state.detail
+    assert named.called == "gb10"
+    assert "baton node send gb10 " in named.state.detail
+    assert "NAME" not in named.state.detail
+    named.rename("it's; mine")
+    assert named.called == "it's; mine"
+    command = named.state.detail.partition("files: ")[2].partition(" sends it")[0]
+    assert shlex.split(command) == ["baton", "node", "send", "it's; mine"]
+
+
+def test_a_producer_without_a_model_says_how_it_gets_one(make_link):
+    answer = f"HTTP/1.1 503 No\r\n{REASON_HEADER}: {WITHOUT_MODEL}\r\n\r\n".encode()
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken, _ = listener.accept()
+                with taken:
+                    taken.recv(4096)
+                    taken.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        link = make_link(url=f"ws://127.0.0.1:{listener.getsockname()[1]}", called="gb10")
+        wait_until(lambda: link.state.name == "down")
+        state = link.state
+        link.close()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+    assert state.reason == WITHOUT_MODEL
+    assert state.detail.endswith("; send it this decoder's: baton node send gb10")
 
 
 def test_another_key_says_that_the_machines_have_to_be_paired_again(make_producer, make_link):
