@@ -144,6 +144,8 @@ def serve(
     """
     asked = asked or Asked()
     check(config)
+    if config.model is not None:
+        _require_checkpoint(config.model)  # before anybody is invited to pair with it
     registry = open_registry(config) if config.registered else None
     trust = _trust(config) if registry is None else RegistryTrust(registry.peers, registry.own)
     require_trust_for(config.address, trust, pairing=config.pair)
@@ -266,6 +268,14 @@ def _source(config: ProducerConfig, begun: Callable[[], None]) -> Source:
         return Source(prefiller, stand_in_identity(layout), MAX_TOKENS, 1 << 32)
     assert config.model is not None
     return _model_source(config, config.model, begun)
+
+
+def _require_checkpoint(model: Path) -> None:
+    """Raise ``ConfigError`` as ``read_layout`` and ``require_tokenizer`` do; nothing is hashed."""
+    from protocol.checkpoint import read_layout, require_tokenizer
+
+    read_layout(model)
+    require_tokenizer(model)
 
 
 def _model_source(config: ProducerConfig, model: Path, begun: Callable[[], None]) -> Source:

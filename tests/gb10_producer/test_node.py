@@ -314,6 +314,22 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     assert refusal("--model", str(tmp_path / "none")).reason == "model_missing"
 
 
+@pytest.mark.parametrize("exists", [False, True], ids=["nowhere", "empty"])
+def test_nobody_is_invited_to_pair_for_a_model_that_is_missing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], exists: bool
+) -> None:
+    model, state = tmp_path / "none", tmp_path / "state"
+    if exists:
+        model.mkdir()
+    words = ["--pair", "--pair-port", "0", "--port", "0", "--host", "127.0.0.1"]
+    words += ["--state-dir", str(state), "--secrets", "file", "--model", str(model)]
+    with pytest.raises(ConfigError) as caught:
+        node.serve(parse(words).config)
+    assert caught.value.reason == "model_missing"
+    assert not state.exists()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_architecture_that_cannot_be_carried_over_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "jamba"}')
     error = refusal("--model", str(tmp_path))
