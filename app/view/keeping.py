@@ -196,6 +196,19 @@ def question(kind: Kind, found: Gone, stays: Stays | None = None) -> tuple[str, 
     return (*said, f"{kept}No answer is lost, only time.")
 
 
+def verification(kinds: Mapping[str, Tally]) -> str:
+    """What a verification would read, in sentences, of what the latest walk of the disk counted;
+    :func:`operation` counts the same files once they have been read.
+    """
+    read = [kinds.get(kind, Tally()) for kind in ("cuts", "blocks")]
+    files, nbytes = sum(one.files for one in read), sum(one.nbytes for one in read)
+    what = f"{words.ABOUT}{words.counted(files, 'file')}, {exactly(nbytes)}"
+    return (
+        f"Reads {what if kinds else 'the files of all cuts and blocks'}, and compares them with "
+        "what was written. Files that are wrong are set aside; nothing else is changed."
+    )
+
+
 def stays(found: Foreign, kinds: Mapping[str, Tally]) -> Stays:
     """What a clearing leaves, of what others have and what the latest walk of the disk counted."""
     said: list[str] = []

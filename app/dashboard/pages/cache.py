@@ -247,18 +247,13 @@ class CachePage:
     # -- asking, and doing
 
     def _ask_to_verify(self, house: Housekeeping) -> Change:
-        durable = self._cache.durable if self._cache is not None else None
-        size_text = exactly(durable.on_disk) if durable is not None else "everything"
         self._asked = house.verify
         self._questions += 1
         return (
             "open",
             confirmation(
                 "Verify what is on disk?",
-                (
-                    f"Reads {size_text} and compares every file with what was written. "
-                    "Files that are wrong are set aside; nothing else is changed.",
-                ),
+                (keeping.verification(self._walk.kinds),),
                 "Verify",
                 self._questions,
             ),

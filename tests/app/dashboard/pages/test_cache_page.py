@@ -41,12 +41,13 @@ class House:
         self.done: list[tuple[Any, ...]] = []
         self.latest: Operation[Any] | None = None
         self.walks = 0
+        self.kinds: dict[str, Tally] = {}
         self.kept: Conversations | None = None
 
     async def footprint(self) -> Footprint:
         self.walks += 1
         await asyncio.sleep(0.05)
-        return Footprint({}, Tally(2, 4096), 4096, 4096)
+        return Footprint(self.kinds, Tally(2, 4096), 4096, 4096)
 
     async def conversations(self) -> Conversations:
         if self.kept is None:
@@ -171,6 +172,17 @@ async def test_events_are_said_to_be_of_the_disk(page: CachePage) -> None:
     html = page.body(page.draw(seen(IDLE)))
     assert ">On disk: what went, and why</h2>" in html
     assert "Only files are listed." in html
+
+
+async def test_a_verification_is_asked_about_what_it_reads(page: CachePage, house: House) -> None:
+    house.kinds = {"cuts": Tally(1, 100), "blocks": Tally(1, 900), "index": Tally(2, 5_000)}
+    looking = Looking(manages=True)
+    await page.act({"do": "verify"}, looking)
+    assert "Reads the files of all cuts and blocks" in spaced(looking.last("open")[0])
+    await page._walk.found()
+    await page.act({"do": "verify"}, looking)
+    assert "Reads ≈ 2 files, 1,000 bytes (1.0 kB), and" in spaced(looking.last("open")[0])
+    page.close()
 
 
 async def test_an_answer_to_one_question_is_none_to_the_next(page: CachePage, house: House) -> None:
