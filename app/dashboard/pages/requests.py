@@ -8,7 +8,7 @@ import msgspec
 
 from app.dashboard.pages import parts
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
-from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, Still, part, rows
+from app.dashboard.pages.screen import Browser, Drawn, Memo, Rows, Seen, Still, part, piece, rows
 from app.view import words
 from app.view.facts import Fact
 from app.view.requests import SOURCES, Ended, ended
@@ -42,12 +42,14 @@ class RequestsPage(Still):
             self._rows = _with_new(only(seen.snapshot, more), self._rows, seen.now)
         self._snapshot = seen.snapshot
         tick = int(seen.now / _AGE_S)
+        all_kept = len(recent.finished) >= MOST_RECENT
         return {
+            "most": self._memo.of("most", (all_kept,), lambda: _most(all_kept)),
             "requests": self._memo.of(
                 "requests",
                 (recent, len(self._rows), tick),
                 lambda: Rows(self._rows, _ages(recent.finished[:more], seen.now), _BASE),
-            )
+            ),
         }
 
     def body(self, drawn: Drawn) -> Html:
@@ -68,7 +70,7 @@ class RequestsPage(Still):
                 "div",
                 _filter("source", "Source", tuple(SOURCES)),
                 _filter("outcome", "Outcome", _OUTCOMES),
-                tag("p", f"The latest {MOST_RECENT} are shown.", class_="none"),
+                piece(drawn, "most"),
                 class_="filters",
             ),
             table,
@@ -124,6 +126,12 @@ def only(snapshot: Snapshot, most: int) -> Snapshot:
     return msgspec.structs.replace(snapshot, recent=Recent(snapshot.recent.finished[:most]))
 
 
+def _most(all_kept: bool) -> Html:
+    """That there were more, where there may have been."""
+    text = f"The latest {MOST_RECENT} are shown." if all_kept else ""
+    return part("most", "p", text, class_="none")
+
+
 def _ages(finished: tuple[Finished, ...], now: float) -> dict[str, str]:
     return {one.id: words.ago(one.ended_at, now) for one in finished}
 
@@ -146,7 +154,7 @@ def _row(one: Ended, place: int) -> Html:
     )
     cells = (
         _cell("When", when, "when"),
-        _cell("Source", parts.source(one.source)),
+        _cell("Source", joined(parts.source(one.source), parts.badge(one.fallback))),
         _cell("Outcome", parts.badge(one.outcome, "outcome")),
         *(_number(name, fact) for name, fact in zip(_NUMBERS, numbers, strict=True)),
     )

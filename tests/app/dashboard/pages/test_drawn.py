@@ -116,6 +116,17 @@ def test_a_token_changes_a_card_and_no_list() -> None:
     assert list(told[0][3]) == [IN_HAND.id]
 
 
+def test_that_there_were_more_requests_is_said_only_where_that_can_be() -> None:
+    page = RequestsPage()
+    few_ended = page.draw(seen(finished(MOST_RECENT - 1)))
+    full = page.draw(seen(finished(MOST_RECENT)))
+    said = f"The latest {MOST_RECENT} are shown."
+    assert said not in page.body(few_ended)
+    assert said in page.body(full)
+    # A page that is open says so once it is true.
+    assert any(name == "most" and said in html for _, name, html, *_ in changes(few_ended, full))
+
+
 def test_only_the_latest_are_shown_now() -> None:
     drawn = NowPage().draw(seen(finished(LATEST + 3)))["latest"]
     assert isinstance(drawn, Rows)
