@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,14 @@ OURS = ("app", "gb10_producer", "mac_decoder", "protocol", "trust")
 settings.register_profile("house", deadline=None, max_examples=40)
 settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)  # `make soak`
 settings.load_profile("house")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are there for good: a twentieth of the time went into searches for garbage
+    among them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
