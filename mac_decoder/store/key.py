@@ -60,14 +60,16 @@ def key_number(store_key: bytes) -> str:
 
 
 def _load(path: Path) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # Without waiting: it may be a pipe that nobody writes to.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW
+    handle = os.open(path, flags)
     try:
         status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise _unreadable(path, "it is not a file of this user")
         key = os.read(handle, KEY_BYTES + 1)
     finally:
         os.close(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        raise _unreadable(path, "it is not a file of this user")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
             f"others may read the store key {path}",

@@ -77,6 +77,34 @@ def test_a_link_is_no_key(tmp_path: Path) -> None:
     assert caught.value.reason == "store_key_unreadable"
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "k", 0o600)
+    with pytest.raises(ConfigError) as caught:
+        load_or_make(tmp_path / "k")
+    assert caught.value.reason == "store_key_unreadable"
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "k", 0o600)
+    other = os.open(tmp_path / "k", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(other, bytes(KEY_BYTES))
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path / "k")
+        assert caught.value.reason == "store_key_unreadable"
+        assert os.read(other, KEY_BYTES) == bytes(KEY_BYTES)
+    finally:
+        os.close(other)
+
+
+def test_a_directory_is_no_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert caught.value.reason == "store_key_unreadable"
+
+
 def test_what_is_derived_is_apart_from_the_key() -> None:
     key = bytes(range(32))
     assert len({key, manifest_key(key), manifest_key(bytes(32))}) == 3
