@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -530,17 +531,39 @@ def _read_cache(path: Path | None) -> dict[str, list[Any]]:
     if path is None:
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(_read_memory(path).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
-    length = _MARK_LENGTH + 1
-    return {
-        key: entry
-        for key, entry in found.items()
-        if isinstance(entry, list) and len(entry) == length and isinstance(entry[-1], str)
-    }
+    return {key: entry for key, entry in found.items() if _is_remembered(entry)}
+
+
+def _read_memory(path: Path) -> bytes:
+    """A plain file of at most ``MAX_JSON`` bytes; raises ``OSError``, ``ValueError``."""
+    # Without waiting: it may be a pipe that nobody writes to.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        # Before Python makes a file of it, which leaves a directory's descriptor open.
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is no file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(MAX_JSON + 1)
+    finally:
+        os.close(handle)
+    if len(content) > MAX_JSON:
+        raise ValueError(f"it has more than {MAX_JSON} bytes")
+    return content
+
+
+def _is_remembered(entry: object) -> bool:
+    """Whether it is a mark and a digest. What is kept is written again: nothing deep is."""
+    return (
+        isinstance(entry, list)
+        and len(entry) == _MARK_LENGTH + 1
+        and all(isinstance(number, int) for number in entry[:-1])
+        and isinstance(entry[-1], str)
+    )
 
 
 def _write_cache(path: Path | None, cache: dict[str, list[Any]]) -> None:

@@ -117,12 +117,43 @@ def test_digests_are_remembered_while_files_stay(
     assert [path.name for path in cache.parent.iterdir()] == ["digests.json"]
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[1]", '{"a": [1, 2]}', '{"a": 3}'])
+DEEP = "[" * 100_000
+NOT_OURS = {
+    "empty": "",
+    "no json": "no json",
+    "a list": "[1]",
+    "short": '{"a": [1, 2]}',
+    "a number": '{"a": 3}',
+    "no text": "\udcff",
+    "deep": DEEP,
+    "deep entries": '{"a": ' + DEEP,
+    "a mark of lists": json.dumps({"a": [[[]], 2, 3, 4, 5, "d"]}),
+    "long": json.dumps({"a": [1, 2, 3, 4, 5, "d"]}) + " " * module.MAX_JSON,
+}
+
+
+@pytest.mark.parametrize("text", NOT_OURS.values(), ids=NOT_OURS)
 def test_a_damaged_cache_is_an_empty_one(text: str, copied: Path, tmp_path: Path) -> None:
     cache = tmp_path / "digests.json"
-    cache.write_text(text)
+    cache.write_text(text, errors="surrogateescape")
     assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
-    assert len(json.loads(cache.read_text())) >= 3
+    remembered = json.loads(cache.read_text())
+    assert len(remembered) >= 3
+    assert "a" not in remembered
+    assert cache.stat().st_size < 1 << 16
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_for_a_cache_is_not_waited_for_and_makes_way(copied: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "digests.json"
+    os.mkfifo(cache)
+    assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
+    assert cache.is_file()
+    os.unlink(cache)
+    os.mkfifo(cache)
+    files = module.checkpoint_files(copied)
+    module.remember_digests(cache, module.file_digests(files, None))
+    assert len(json.loads(cache.read_text())) == len(files)
 
 
 def test_another_file_with_the_same_size_and_times_is_hashed_again(
@@ -160,15 +191,17 @@ def test_a_cache_of_digests_that_cannot_be_read_is_no_obstacle(
 ) -> None:
     cache = tmp_path / "digests.json"
     read_checkpoint(copied, cache)
-    read_text = Path.read_text
+    opened, refusals = os.open, []
 
-    def refused(path: Path, **options: Any) -> str:
+    def refused(path: Any, *more: Any, **options: Any) -> int:
         if path == cache:
+            refusals.append(path)
             raise PermissionError(13, "Permission denied")
-        return read_text(path, **options)
+        return opened(path, *more, **options)
 
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(os, "open", refused)
     assert read_checkpoint(copied, cache).identity == read_checkpoint(copied).identity
+    assert refusals == [cache]
 
 
 def test_digests_are_sha256(copied: Path) -> None:
