@@ -84,7 +84,8 @@ def list_models(
     elif found:
         _show(found)
     else:
-        err.print(f"no checkpoints in {', '.join(str(root) for root in roots)}")
+        said = f"no checkpoints in {', '.join(_shown(str(root)) for root in roots)}"
+        err.print(Text(said), soft_wrap=True)
 
 
 def describe(model: Path) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def describe(model: Path) -> dict[str, Any]:
         "path": str(model),
         "model_type": None,
         "quantisation": None,
-        "bytes": sum(file.stat().st_size for file in model.glob("*.safetensors")),
+        "bytes": sum(map(_size, model.glob("*.safetensors"))),
         "refused": None,
         "detail": None,
     }
@@ -115,6 +116,14 @@ def describe(model: Path) -> dict[str, Any]:
         detail = f"config.json cannot be opened: {error.strerror}"
         described |= {"refused": "config_unreadable", "detail": detail}
     return described
+
+
+def _size(file: Path) -> int:
+    """Its bytes; none where nothing can be found, as behind a link into an emptied cache."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _check_arguments(source: Path, to: Path, quantize: int | None, dtype: str | None) -> None:
@@ -186,5 +195,10 @@ def _show(models: list[dict[str, Any]]) -> None:
             "carries over" if found["refused"] is None else f"does not carry over: {detail}",
         )
         # As texts: nothing in them is markup, or the name of an emoji.
-        out.print(Text(found["path"]), soft_wrap=True)
+        out.print(Text(_shown(found["path"])), soft_wrap=True)
         out.print(Text("  " + ", ".join(one_line(fact) for fact in facts)), soft_wrap=True)
+
+
+def _shown(path: str) -> str:
+    """A path as it can be printed: bytes of a name that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode(errors="replace")

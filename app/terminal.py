@@ -39,7 +39,10 @@ def complain(error: BatonError, program: str = "baton") -> None:
 
 def print_json(value: object) -> None:
     """Print one JSON value on stdout, indented."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # Halves of characters (of a file's name that is no UTF-8) as JSON writes them: ``\udcff``.
+    text = text.encode(errors="backslashreplace").decode()
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

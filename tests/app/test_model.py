@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,57 @@ def test_a_path_can_be_copied_and_a_config_says_nothing_to_a_terminal(tmp_path: 
     assert said[::2] == [str(path) for path in odd]
     assert len(said) == 2 * len(odd)
     assert all(line.isprintable() for line in said)
+
+
+def test_weights_that_are_not_there_are_not_counted(tmp_path: Path) -> None:
+    """A link into a cache of downloads that was emptied, and one that leads to itself."""
+    for name in ("linked", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "jamba"}')
+        (tmp_path / name / "model-1.safetensors").write_bytes(bytes(10))
+    (tmp_path / "linked" / "model-2.safetensors").symlink_to(tmp_path / "gone")
+    (tmp_path / "linked" / "model-3.safetensors").symlink_to("model-3.safetensors")
+    found = json.loads(invoke("model", "list", str(tmp_path), "--json"))
+    assert [(Path(one["path"]).name, one["bytes"]) for one in found] == [
+        ("linked", 10),
+        ("other", 10),
+    ]
+
+
+@pytest.mark.parametrize("name", ["[/x]", "[red]x", "x\\", ":dog:", "long" * 50])
+def test_where_nothing_was_found_is_told_letter_by_letter(tmp_path: Path, name: str) -> None:
+    nowhere = str(tmp_path / name)
+    result = CliRunner().invoke(app, ["model", "list", nowhere, "[b]"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.stderr == f"no checkpoints in {nowhere}, [b]\n"
+
+
+def test_a_name_that_is_no_utf_8_is_shown_replaced_and_told_escaped(tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/bad\xff"
+    try:
+        os.mkdir(odd)
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    Path(os.fsdecode(odd), "config.json").write_text(json.dumps({"model_type": "\ud800 ü"}))
+    # As at a terminal in a UTF-8 locale: what cannot be encoded raises.
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "app.cli", "model", "list"]
+
+    def said(*arguments: str | bytes) -> list[bytes]:
+        done = subprocess.run([*command, *arguments], capture_output=True, env=strict, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return [done.stdout, done.stderr]
+
+    shown, _ = said(tmp_path.as_posix())
+    assert shown.decode().splitlines()[0] == f"{tmp_path}/bad\ufffd"
+    told, _ = said(tmp_path.as_posix(), "--json")
+    assert b"bad\\udcff" in told
+    assert "ü" in told.decode(), "what can be written is"
+    (found,) = json.loads(told)
+    assert os.fsencode(found["path"]) == odd
+    assert found["model_type"] == "\ud800 ü"
+    _, complained = said(odd + b"/none")
+    assert complained.decode() == f"no checkpoints in {tmp_path}/bad\ufffd/none\n"
 
 
 MALFORMED = {
