@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -18,7 +19,7 @@ import httpx
 import msgspec
 import pytest
 import uvicorn
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnected
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
@@ -28,6 +29,7 @@ from mac_decoder.api import deadlines, status_stream, tls
 from mac_decoder.api.app import server_config
 from mac_decoder.api.deadlines import DeadlineProtocol, UpgradedProtocol
 from mac_decoder.api.door import Door
+from mac_decoder.api.errors import Backstop
 from mac_decoder.api.guard import KeyGuard
 from mac_decoder.api.keys import KeyFiles
 from mac_decoder.api.settings import ApiSettings
@@ -351,6 +353,132 @@ def test_a_client_that_takes_nothing_is_left(recital: Recital) -> None:
         assert server.run(serve()) < 2.0
         assert len(deaf.sent) == 3
         assert other.until(lambda now: now.engine.fault, 1.0) < 1.0
+
+
+BROKEN = {
+    "bad text": Frame(Opcode.TEXT, b"\xff").serialize(mask=True),
+    "no frame": bytes([0xF1, 0x80, 0, 0, 0, 0]),
+    "words before": Frame(Opcode.TEXT, b"hi").serialize(mask=True)
+    + Frame(Opcode.TEXT, b"\xff").serialize(mask=True),
+}
+
+
+@pytest.mark.parametrize("said", BROKEN.values(), ids=BROKEN)
+def test_a_connection_that_the_server_closes_under_a_message_is_no_bug(
+    recital: Recital,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    said: bytes,
+) -> None:
+    """What is to be sent meets a connection that uvicorn has just closed and not yet lost."""
+    closing = asyncio.Event()
+    closes = UpgradedProtocol.handle_parser_exception
+    raised: list[BaseException] = []
+    sends = UpgradedProtocol.send
+
+    def closes_and_wakes(protocol: UpgradedProtocol) -> None:
+        closing.set()  # whoever waits for it goes on before the connection is lost
+        closes(protocol)
+
+    async def send(protocol: UpgradedProtocol, message: Any) -> None:
+        try:
+            await sends(protocol, message)
+        except RuntimeError as error:
+            raised.append(error)
+            raise
+
+    monkeypatch.setattr(UpgradedProtocol, "handle_parser_exception", closes_and_wakes)
+    monkeypatch.setattr(UpgradedProtocol, "send", send)
+    with scripted(recital, nothing) as server:
+        shot = server.run(server.service.board.now(0))
+
+        async def late(_: float) -> Any:
+            await closing.wait()
+            return shot
+
+        monkeypatch.setattr(server.service.board, "now", late)
+        with upgraded(server.port) as client:
+            client.sendall(said)
+            until(lambda: server.service.streams == 0 and len(server.door.crowd) == 0, 5)
+        assert [type(error) for error in raised] == [RuntimeError], "the race was not met"
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+class Torn:
+    """An ASGI connection that the server has closed: its sender is told so by ``error``, from the
+    ``after``-th message on. ``heard`` is what the client, or the server, has said before.
+    """
+
+    def __init__(self, error: Exception, after: int, *heard: Any) -> None:
+        self.error = error
+        self.left = after
+        self.heard = [{"type": "websocket.connect"}, *heard]
+        self.tried: list[str] = []
+
+    async def receive(self) -> Any:
+        if not self.heard:
+            await asyncio.Event().wait()
+        return self.heard.pop(0)
+
+    async def send(self, message: Any) -> None:
+        self.tried.append(message["type"].removeprefix("websocket."))
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+
+
+AS_UVICORN = "Unexpected ASGI message 'websocket.send', after sending 'websocket.close'."
+GONE = {"type": "websocket.disconnect", "code": 1007, "reason": ""}
+WORD = {"type": "websocket.receive", "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("after", "heard", "tried"),
+    [
+        (1, [GONE], ["accept", "send"]),
+        (2, [GONE], ["accept", "send", "send"]),
+        # a ping that nobody answers: uvicorn closes, and nothing is heard of it
+        (1, [], ["accept", "send"]),
+        (3, [], ["accept", "send", "send", "send"]),
+        (3, [WORD, GONE], ["accept", "send", "send", "close"]),
+    ],
+)
+def test_whatever_was_to_be_sent_the_client_is_gone(
+    recital: Recital,
+    caplog: pytest.LogCaptureFixture,
+    after: int,
+    heard: list[Any],
+    tried: list[str],
+) -> None:
+    with scripted(recital, nothing) as server:
+        torn = Torn(RuntimeError(AS_UVICORN), after, *heard)
+        server.run(_answered(server, torn, full_every_s=0.0))
+        assert torn.tried == tried
+        assert server.service.streams == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_what_is_no_word_of_the_server_is_a_bug(
+    recital: Recital, caplog: pytest.LogCaptureFixture
+) -> None:
+    """starlette's word for a message after our own close, and Python's for what goes too deep."""
+    with scripted(recital, nothing) as server:
+        for error in (WebSocketDisconnected("after our close"), RecursionError("too deep")):
+            caplog.clear()
+            server.run(_answered(server, Torn(error, 1, GONE)))
+            assert f"unexpected {type(error).__name__}" in caplog.text
+
+
+async def _answered(server: Server, torn: Torn, full_every_s: float = 30.0) -> None:
+    """Serve ``torn`` to its end, behind what logs bugs."""
+
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        await status_stream.answer(server.service, WebSocket(scope, receive, send))
+
+    scope = {"type": "websocket", "headers": [], KeyGuard.ALLOWED: lambda: True}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(status_stream, "FULL_EVERY_S", full_every_s)
+        await asyncio.wait_for(Backstop(route)(scope, torn.receive, torn.send), 5)
 
 
 def test_what_a_client_does_not_take_is_thrown_away_with_it(
