@@ -200,5 +200,6 @@ def _show(models: list[dict[str, Any]]) -> None:
 
 
 def _shown(path: str) -> str:
-    """A path as it can be printed: bytes of a name that are no UTF-8 are replaced."""
-    return os.fsencode(path).decode(errors="replace")
+    """A path as it can be printed: what is no UTF-8, or speaks to a terminal, is replaced."""
+    text = os.fsencode(path).decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -34,6 +34,8 @@ MAX_JSON: Final = 16 << 20
 """Most bytes of a file of JSON that is read as a whole: those of real models have some KB, and
 a chat template some hundred.
 """
+MAX_DEPTH: Final = 64
+"""Objects and lists in each other in such a file; those of real models have five."""
 MAX_LAYERS: Final = 4096
 """Most layers that a configuration may have; the largest models have some hundred."""
 _MAX_HEADER: Final = 100 << 20
@@ -446,14 +448,30 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path.name} holds no JSON object", reason="config_unreadable", field=path.name
         )
+    if _is_deeper(found, MAX_DEPTH):
+        raise ConfigError(
+            f"{path.name} is nested too deep to be what it is called",
+            reason="config_unreadable",
+            field=path.name,
+            expected=f"at most {MAX_DEPTH} levels",
+        )
     return found
+
+
+def _is_deeper(value: dict[str, Any] | list[Any], most: int) -> bool:
+    """Whether something lies in more than ``most`` objects and lists."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(most):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def _decode_floats(value: Any) -> Any:
     """Undo transformers' tags for numbers that JSON lacks (``{"__float__": "Infinity"}``)."""
     if isinstance(value, dict):
-        if set(value) == {"__float__"} and value["__float__"] in _TAGGED_FLOATS:
-            return _TAGGED_FLOATS[value["__float__"]]
+        if set(value) == {"__float__"} and isinstance(tag := value["__float__"], str):
+            return _TAGGED_FLOATS.get(tag, value)
         return {name: _decode_floats(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_decode_floats(item) for item in value]

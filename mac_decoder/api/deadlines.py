@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mac_decoder.api.door import Door
@@ -150,6 +151,18 @@ class UpgradedProtocol(WebSocketsSansIOProtocol):
         if not (self.handshake_initiated or self.transport.is_closing()):
             # The head came whole. What is no handshake after all would never be answered.
             self._opened_by.send_400_response("")
+
+    async def send(self, message: Any) -> None:
+        """A message of the application. Raises ``ClientDisconnected``, an ``OSError`` as ASGI wants
+        it, where the connection is at its end.
+
+        Between a close of its own (of bad UTF-8, a broken frame, a ping that nobody answers) and
+        the loss of the connection uvicorn takes the application's next message for its mistake.
+        """
+        await self.writable.wait()
+        if self.handshake_complete and self.transport.is_closing():
+            raise ClientDisconnected
+        await super().send(message)
 
     def handle_ping(self) -> None:
         super().handle_ping()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from typing import Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -27,9 +26,6 @@ _LOOK_S: Final = 0.5
 
 _UNWANTED: Final = 1008
 """RFC 6455: what came violates a policy."""
-
-_LOST: Final = 1006
-"""RFC 6455: the connection ended without a word."""
 
 
 async def answer(service: Service, websocket: WebSocket) -> None:
@@ -91,7 +87,8 @@ class _Telling:
             known = found
 
     async def _send(self, message: Message) -> None:
-        await self._until_sent(self._websocket.send_text(encode(message).decode()))
+        async with asyncio.timeout(self._service.settings.stream_stall_s):
+            await self._websocket.send_text(encode(message).decode())
 
     async def _stays(self, seconds: float, until: asyncio.Event | None = None) -> bool:
         """Wait so long, or until the event is set; false once the client has no more to get."""
@@ -112,23 +109,8 @@ class _Telling:
         return True
 
     async def _close(self, code: int, reason: str) -> None:
-        await self._until_sent(self._websocket.close(code, reason))
-
-    async def _until_sent(self, sending: Awaitable[None]) -> None:
-        """Wait until it is sent; raises ``WebSocketDisconnect`` or ``TimeoutError`` where the
-        client is gone, or takes nothing.
-        """
-        try:
-            async with asyncio.timeout(self._service.settings.stream_stall_s):
-                await sending
-        except RuntimeError as error:
-            # ASGI has an ``OSError`` for what is sent after the end, and so has uvicorn once the
-            # connection is lost. Between that and a close of its own (of bad UTF-8, a broken
-            # frame, a ping that nobody answers) it raises a bare RuntimeError, as if it had been
-            # closed from here. Had it been, starlette would have said so, by a class of its own.
-            if type(error) is not RuntimeError:
-                raise
-            raise WebSocketDisconnect(_LOST) from error
+        async with asyncio.timeout(self._service.settings.stream_stall_s):
+            await self._websocket.close(code, reason)
 
 
 def _now() -> float:

@@ -165,6 +165,10 @@ def test_a_path_can_be_copied_and_a_config_says_nothing_to_a_terminal(tmp_path: 
     assert said[::2] == [str(path) for path in odd]
     assert len(said) == 2 * len(odd)
     assert all(line.isprintable() for line in said)
+    (tmp_path / "a\x1b[31m\nb").mkdir()
+    (tmp_path / "a\x1b[31m\nb" / "config.json").write_text("{}")
+    assert invoke("model", "list", str(tmp_path)).startswith(f"{tmp_path}/:dog:\n")
+    assert "a\ufffd[31m\ufffdb\n" in invoke("model", "list", str(tmp_path))
 
 
 def test_weights_that_are_not_there_are_not_counted(tmp_path: Path) -> None:

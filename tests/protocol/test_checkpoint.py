@@ -249,7 +249,15 @@ def test_nothing_there(tmp_path: Path, copied: Path) -> None:
     assert _reason(copied) == "model_missing"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000, " " * (module.MAX_JSON + 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "3", "[" * 100_000, " " * (module.MAX_JSON + 1)),
+        # Deep enough for what looks into it, and not for what reads it.
+        *('{"a":' * depth + "1" + "}" * depth for depth in (module.MAX_DEPTH + 1, 600, 900)),
+        '{"a":' + "[" * module.MAX_DEPTH + "]" * module.MAX_DEPTH + "}",
+    ],
+)
 def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
     (copied / "config.json").write_text(text)
     assert _reason(copied) == "config_unreadable"
@@ -265,6 +273,8 @@ def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
         ("num_attention_heads", 0),
         ("hidden_size", None),
         ("model_type", 7),
+        ("num_attention_heads", {"__float__": []}),
+        ("num_attention_heads", {"__float__": "two"}),
     ],
 )
 def test_a_field_of_another_type_is_a_refusal(
