@@ -16,8 +16,8 @@ from app.view.nodes import TONES
 from app.view.words import human_bytes
 from trust.peers import Peer
 
-_NOT_THIS_MODEL: Final = ("refused", "unfit")
-"""States of a link whose producer does not compute what the decoder would."""
+_NOT_THIS_MODEL: Final = ("refused", "unfit", "qualifying")
+"""States of a link whose producer does not compute what the decoder would, or may not."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ def figures(peer: Peer, links: Sequence[Mapping[str, Any]]) -> Figures:
     """What the decoder's ``links`` tell of ``peer``.
 
     A verdict on record counts only for the model that is served, and for what computes on both
-    sides: the decoder alone knows whether it does, and tells of those that do.
+    sides, which the decoder alone knows. One that failed is of no producer that is used, also where
+    the link is down by now.
     """
     name = link_name(peer)
     link = next((link for link in links if link.get("name") == name), {})
     state = link.get("state")
-    measured = {} if state in _NOT_THIS_MODEL else link
+    unfit = (link.get("qualified") or {}).get("fit") is False
+    measured = {} if unfit or state in _NOT_THIS_MODEL else link
     qualified = measured.get("qualified") or {}
     return Figures(
         name=peer.name,

@@ -147,7 +147,6 @@ class Nodes:
             # A file that cannot be read any more says nothing about its peer.
             gone = peer is None and fingerprint.hex() not in faults
             if peer is not None:
-                paired.gate.called = peer.name
                 paired.gate.link.rename(peer.name)
             if gone or (peer is not None and not paired.serves(peer)):
                 del self._paired[fingerprint]
@@ -185,7 +184,7 @@ class Nodes:
         except TransferError as error:
             log.warning("no handoffs for now (%s): %s", error.reason, error.message)
         producer = Producer(url, trust, self._checkpoint.identity, self._checkpoint.layout)
-        return Gate(ProducerLink(producer, numbers, called=called), fingerprint, called)
+        return Gate(ProducerLink(producer, numbers, called=called), fingerprint)
 
     def _tell(self, name: str, reason: str, message: str) -> None:
         """Log what is wrong with a peer's file, or with all of them, once while it lasts."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
 from mac_decoder.engine.events import GenerationFault
 from mac_decoder.reporting import traced
@@ -152,6 +153,9 @@ class Backstop:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnected:
+            # Whoever it was for has left, which the server knows: it has said so.
+            raise
         except Exception as error:  # noqa: BLE001 - the last frame before the server
             log.error("unexpected %s", traced(error))
             if scope["type"] == "http" and not started:

@@ -262,7 +262,7 @@ class Pool:
         command = f"baton node send {shlex.quote(self.called)}"
         if error.reason == WITHOUT_MODEL:
             return f"send it this decoder's: {command}"
-        if isinstance(error, IdentityMismatch) and error.hint == error.default_hint:
+        if isinstance(error, IdentityMismatch):
             return (
                 f"both must hold the same files: {command} sends it this decoder's model; one that "
                 "was started with --model has to be started again, without it"

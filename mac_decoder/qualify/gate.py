@@ -33,14 +33,11 @@ class Standing:
 class Gate:
     """See ``link.Link``. The link as it is where no qualification is asked for."""
 
-    def __init__(self, link: ProducerLink, fingerprint: bytes | None, called: str = "") -> None:
-        """``fingerprint`` is that of the producer's certificate; ``None``: it needs no verdict.
-        ``called`` is what people call it, if not by its address.
-        """
+    def __init__(self, link: ProducerLink, fingerprint: bytes | None) -> None:
+        """``fingerprint`` is that of the producer's certificate; ``None``: it needs no verdict."""
         self.link = link
         self.fingerprint = fingerprint
         self.name = link.name
-        self.called = called or link.called
         self._lock = threading.Lock()
         self._standing = Standing()
 
@@ -51,6 +48,11 @@ class Gate:
     def close(self) -> None:
         """End running fetches, all connections and threads."""
         self.link.close()
+
+    @property
+    def called(self) -> str:
+        """What people call it."""
+        return self.link.called
 
     @property
     def recipe(self) -> Recipe | None:

@@ -357,8 +357,12 @@ def test_the_list_has_what_the_decoder_says_and_no_verdict_that_may_be_anothers(
             assert "qualified 2027-01-" in done(baton(state, "list", url=url)).stdout
     with decoder(state="connecting", qualified=None, tile=0) as url:
         assert listed(state, url) == [base | nothing | {"state": "connecting"}]
-    for name in ("refused", "unfit"):
-        with decoder(state=name, reason="weights_differ", **told) as url:
+    failed = {**told, "qualified": {"at": 1_800_000_000, "fit": False}}
+    for name, said in (
+        *(("refused", told), ("unfit", told), ("qualifying", told)),
+        *(("down", failed), ("connecting", failed)),
+    ):
+        with decoder(state=name, reason="weights_differ", **said) as url:
             now = {"state": name, "reason": "weights_differ"}
             assert listed(state, url) == [base | nothing | now]
             shown = done(baton(state, "list", url=url)).stdout

@@ -40,13 +40,16 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from app.children import start
-from app.menubar.follow import Follower
+from app.menubar.follow import Follower, Told
 from app.menubar.place import Place
 from tests.benchmarks.servers import Server, words
 from tests.e2e import page_socket
 from tests.e2e.browsing import WIDE, chromium
 
 SETTLE_S: Final = 1.0
+
+MOST_AT_ONCE: Final = 5
+"""More is told of an answer, to whoever looks, than of a connection's beginning."""
 
 ALONE: Final = "alone"
 
@@ -73,13 +76,16 @@ def served(model: Path, *options: str) -> Iterator[tuple[Server, psutil.Process]
 @contextmanager
 def followed(server: Server) -> Iterator[None]:
     """The menu bar's follower is connected."""
-    place = Place(server.url)
-    follower = Follower(lambda: place, lambda _: None)
+    place, heard = Place(server.url), list[Told]()
+    follower = Follower(lambda: place, heard.append)
     follower.start()
     try:
         yield
     finally:
         follower.stop()
+    # Whoever is let go of costs nothing.
+    assert len(heard) > MOST_AT_ONCE
+    assert heard[-1].standing.state == "connected"
 
 
 @contextmanager
@@ -87,18 +93,20 @@ def page_alone(server: Server) -> Iterator[None]:
     """A page is looked at by a WebSocket that draws nothing."""
     shown = page_socket.page_of(server.url)
     with page_socket.socket_of(server.url, shown) as opened:
-        page_socket.greeted(opened)
+        assert page_socket.greeted(opened).startswith("40{")
         opened.send(page_socket.act(shown, do="shown"))
-        reading = threading.Thread(target=_hears_out, args=(opened,))
+        heard: list[str] = []
+        reading = threading.Thread(target=_hears_out, args=(opened, heard))
         reading.start()
         yield
     reading.join()
+    assert len(heard) > MOST_AT_ONCE
 
 
-def _hears_out(opened: ClientConnection) -> None:
+def _hears_out(opened: ClientConnection, heard: list[str]) -> None:
     try:
         while True:
-            page_socket.hears(opened, None)
+            heard.append(page_socket.hears(opened, None))
     except ConnectionClosed:
         return
 

@@ -17,17 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from app.dashboard.pages import parts
-from app.dashboard.pages.dialogs import confirmation, dialog, refusal
-from app.dashboard.pages.manage import NOT_YOURS, require_manager
+from app.dashboard.pages import cache_parts, parts
+from app.dashboard.pages.cache_parts import MOST_TYPED
+from app.dashboard.pages.dialogs import confirmation, refusal
+from app.dashboard.pages.manage import require_manager
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
-from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
+from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Seen, part, piece, rows
 from app.dashboard.pages.walk import Walk
 from app.view import keeping
-from app.view.cache import Event, cache
+from app.view.cache import cache
 from app.view.exact import exactly
 from app.view.facts import Fact
-from app.view.keeping import Doing, Kept, Overview, Stays
+from app.view.keeping import Overview, Stays
 from mac_decoder.config import size
 from mac_decoder.housekeeping.conversations import Conversations
 from mac_decoder.housekeeping.house import Gone, Housekeeping
@@ -39,14 +40,12 @@ from protocol.status.snapshot import Cache
 log = logging.getLogger(__name__)
 
 _BOOKS: Final = parts.term("Cap accounting", "cap accounting")
-_WALK: Final = parts.term("Disk footprint", "disk footprint")
 
 _AGE_S: Final = 5.0
 _LOOK_S: Final = 5.0
 """How often it is looked whether conversations have changed."""
 
 _TELL_S: Final = 0.25
-_MOST_TYPED: Final = 32
 
 Begin = Callable[[], Operation[Any]]
 
@@ -100,7 +99,7 @@ class CachePage:
                     NOTHING if found.durable is None else parts.meter(found.durable, _BOOKS),
                 ),
             ),
-            "walked": memo.of("walked", (self._walked,), lambda: _walked(self._walked)),
+            "walked": memo.of("walked", (self._walked,), lambda: cache_parts.walked(self._walked)),
             "gains": memo.of(
                 "gains",
                 (found.gains,),
@@ -119,36 +118,36 @@ class CachePage:
                     class_="card",
                 ),
             ),
-            "events": memo.of("events", (found.events,), lambda: _events(found.events)),
+            "events": memo.of("events", (found.events,), lambda: cache_parts.events(found.events)),
             "conversations": memo.of(
                 "conversations",
                 (self._overview, seen.may_manage),
-                lambda: _conversations(self._overview, may_manage=seen.may_manage),
+                lambda: cache_parts.conversations(self._overview, may_manage=seen.may_manage),
             ),
-            "rest": memo.of("rest", (self._overview,), lambda: _rest(self._overview)),
+            "rest": memo.of("rest", (self._overview,), lambda: cache_parts.rest(self._overview)),
             "house": memo.of(
                 "house",
                 (seen.may_manage, self._house is None),
-                lambda: _house(may_manage=seen.may_manage and self._house is not None),
+                lambda: cache_parts.house(may_manage=seen.may_manage and self._house is not None),
             ),
         }
 
     def body(self, drawn: Drawn) -> Html:
         """Everything below the heading."""
         return joined(
-            _section(
+            cache_parts.section(
                 "Disk",
                 tag("div", piece(drawn, "durable"), piece(drawn, "walked"), class_="pair"),
                 piece(drawn, "house"),
                 self._operation(),
             ),
-            _section("Memory", piece(drawn, "tiers")),
-            _section(
+            cache_parts.section("Memory", piece(drawn, "tiers")),
+            cache_parts.section(
                 "Conversations",
                 rows("conversations", "div", drawn["conversations"], class_="kept"),
                 piece(drawn, "rest"),
             ),
-            _section(
+            cache_parts.section(
                 "Events",
                 tag(
                     "p",
@@ -161,8 +160,8 @@ class CachePage:
             ),
             tag(
                 "div",
-                tag("div", _section("Gains", piece(drawn, "gains"))),
-                tag("div", _section("Counters", piece(drawn, "counters"))),
+                tag("div", cache_parts.section("Gains", piece(drawn, "gains"))),
+                tag("div", cache_parts.section("Counters", piece(drawn, "counters"))),
                 class_="columns bare",
             ),
             parts.glossary("cache"),
@@ -197,7 +196,7 @@ class CachePage:
                     browser.tell([self._ask_to_verify(house)])
                 case "prune":
                     require_manager(browser)
-                    browser.tell([("open", _prune_form())])
+                    browser.tell([("open", cache_parts.prune_form())])
                 case "prune-to":
                     require_manager(browser)
                     browser.tell([await self._ask_to_prune(house, said.get("size"))])
@@ -262,12 +261,15 @@ class CachePage:
     async def _ask_to_prune(self, house: Housekeeping, typed: object) -> Change:
         text = typed if isinstance(typed, str) else ""
         try:
-            to_bytes = size(text[:_MOST_TYPED])
+            to_bytes = size(text[:MOST_TYPED])
         except argparse.ArgumentTypeError:
-            return ("open", _prune_form(wrong="That is no size: type 500MB, 20GB or 8GiB."))
+            return (
+                "open",
+                cache_parts.prune_form(wrong="That is no size: type 500MB, 20GB or 8GiB."),
+            )
         gone = await house.would_prune(to_bytes)
         if not gone.files:
-            return ("open", _nothing_to_prune(gone, to_bytes))
+            return ("open", cache_parts.nothing_to_prune(gone, to_bytes))
         title = f"Prune to {exactly(to_bytes)}?"
         return self._ask("prune", title, gone, partial(house.prune, to_bytes))
 
@@ -310,7 +312,9 @@ class CachePage:
 
     def _operation(self) -> Html:
         latest = self._house.latest if self._house is not None else None
-        return _operation(None if latest is None else keeping.operation(latest, self._stays()))
+        return cache_parts.operation(
+            None if latest is None else keeping.operation(latest, self._stays())
+        )
 
     def _follow(self, browser: Browser) -> None:
         if self._following is not None and not self._following.done():
@@ -358,211 +362,3 @@ async def _tried(looking: Awaitable[Any]) -> Any:
     except BatonError as error:
         log.info("the caches were not looked over (%s): %s", error.reason, error.message)
         return None
-
-
-def _section(title: str, *content: str, heading: str = "") -> Html:
-    name = title.lower()
-    return tag(
-        "section",
-        tag("h2", heading or title, id=f"h-{name}"),
-        *content,
-        aria_labelledby=f"h-{name}",
-        class_=f"s-{name}",
-    )
-
-
-def _walked(found: tuple[Fact, ...]) -> Html:
-    shown = parts.facts(found) if found else tag("p", "The disk is being walked.", class_="none")
-    return part("walked", "div", tag("div", tag("h3", _WALK), shown, class_="card"))
-
-
-def _house(*, may_manage: bool) -> Html:
-    return part(
-        "house",
-        "div",
-        tag(
-            "div",
-            *(
-                tag("button", name, type="button", data_do=name.lower(), disabled=not may_manage)
-                for name in ("Verify", "Prune", "Clear")
-            ),
-            class_="buttons",
-        ),
-        NOTHING if may_manage else NOT_YOURS,
-        class_="house",
-    )
-
-
-def _prune_form(wrong: str = "") -> Html:
-    return dialog(
-        "Prune to a size",
-        tag(
-            "form",
-            tag(
-                "p",
-                "The least recently used goes first, until at most this much is on disk. Cuts go "
-                "whole, so that less can be left.",
-            ),
-            tag("label", "Size", for_="prune-size"),
-            tag(
-                "input",
-                id="prune-size",
-                name="size",
-                required=True,
-                maxlength=_MOST_TYPED,
-                placeholder="20GB",
-                autofocus=True,
-                autocomplete="off",
-                aria_describedby="prune-wrong" if wrong else None,
-            ),
-            tag("p", wrong, id="prune-wrong", class_="wrong", role="alert") if wrong else NOTHING,
-            tag(
-                "div",
-                tag("button", "Cancel", type="button", data_dismiss=True),
-                tag("button", "Go on", type="submit", class_="main"),
-                class_="buttons end",
-            ),
-            data_do="prune-to",
-        ),
-    )
-
-
-def _nothing_to_prune(gone: Gone, to_bytes: int) -> Html:
-    left = "" if gone.left is None else f"On disk are {exactly(gone.left)}. "
-    return dialog(
-        "There is nothing to prune",
-        tag("p", parts.unbroken(f"{left}Nothing has to go for {exactly(to_bytes)}.")),
-        tag(
-            "div",
-            tag("button", "Close", type="button", data_dismiss=True, autofocus=True),
-            class_="buttons end",
-        ),
-    )
-
-
-def _operation(found: Doing | None) -> Html:
-    if found is None:
-        return part("operation", "div")
-    shown = (
-        parts.progress(found.share, found.title)
-        if found.running
-        else tag("i", class_="dot", aria_hidden="true", data_tone=found.tone)
-    )
-    stop = tag("button", "Stop", type="button", data_do="cancel-operation")
-    return part(
-        "operation",
-        "div",
-        tag("p", tag("b", found.title), class_="what", role="status"),
-        tag(
-            "div",
-            shown,
-            tag("span", parts.unbroken(found.text)),
-            class_="progress" if found.running else "came",
-        ),
-        stop if found.running else NOTHING,
-        class_="card operation",
-    )
-
-
-def _conversations(found: Overview | None, *, may_manage: bool) -> Rows:
-    if found is None or not found.shown:
-        text = "They are being looked over." if found is None else "Nothing is kept yet."
-        return Rows({"none": tag("p", text, class_="none", data_key="none")})
-    return Rows({one.id: _conversation(one, may_manage) for one in found.shown})
-
-
-def _conversation(one: Kept, may_manage: bool) -> Html:
-    titles = ("Position", "Taken at", "Kept in", "State", "File", "Used", "")
-    head = tag(
-        "tr",
-        *(
-            tag(
-                "th", title, scope="col", class_="number" if title in ("Position", "File") else None
-            )
-            if title
-            else tag("td")
-            for title in titles
-        ),
-    )
-    cuts = (
-        tag(
-            "tr",
-            tag("td", cut.position, class_="number"),
-            tag("td", cut.why),
-            tag("td", ", ".join(cut.tiers)),
-            tag("td", cut.state),
-            tag("td", cut.bytes, class_="number"),
-            tag("td", cut.used),
-            tag("td", tag("small", cut.note)),
-        )
-        for cut in one.cuts
-    )
-    made_by = tag("p", tag("small", "Tokens " + "; ".join(one.made_by))) if one.made_by else ""
-    return tag(
-        "details",
-        tag(
-            "summary",
-            tag("b", one.title),
-            tag("span", tag("code", one.mark), ", ", one.count, class_="mark"),
-            tag("span", *(parts.badge(tier) for tier in one.tiers), class_="badges"),
-            tag("span", one.size, class_="size"),
-            tag("span", one.used, class_="age"),
-        ),
-        parts.facts(one.facts, "facts two"),
-        tag(
-            "div",
-            tag("table", tag("thead", head), tag("tbody", *cuts), class_="cuts"),
-            class_="scroll",
-            tabindex="0",
-            role="group",
-            aria_label="Cuts",
-        ),
-        made_by,
-        tag(
-            "button",
-            "Forget",
-            type="button",
-            data_do="forget",
-            data_id=one.id,
-            disabled=not may_manage,
-        ),
-        data_key=one.id,
-    )
-
-
-def _rest(found: Overview | None) -> Html:
-    text = f"Not shown: {found.rest}." if found is not None and found.rest else ""
-    return part("rest", "p", text, class_="none")
-
-
-def _events(found: tuple[Event, ...]) -> Html:
-    if not found:
-        return part("events", "div", tag("p", "Nothing has gone from the disk yet.", class_="none"))
-    return part(
-        "events",
-        "div",
-        tag("ul", *(_event(one) for one in found), class_="events card"),
-    )
-
-
-def _event(one: Event) -> Html:
-    return tag(
-        "li",
-        tag(
-            "span",
-            tag("span", one.kind, class_="badge", data_tone=one.tone),
-            tag("code", one.reason),
-            class_="badges",
-        ),
-        tag("span", one.means, class_="none"),
-        tag(
-            "span",
-            *(_counted(fact) for fact in (one.files, one.cuts, one.bytes)),
-            class_="counted",
-        ),
-        tag("span", one.ago, class_="age"),
-    )
-
-
-def _counted(fact: Fact) -> Html:
-    return tag("span", tag("small", fact.label), " ", parts.value(fact, "b"))

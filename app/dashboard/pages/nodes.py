@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from app import node_pairing
-from app.dashboard.pages import parts
-from app.dashboard.pages.dialogs import confirmation, dialog, problem, refusal
-from app.dashboard.pages.manage import NOT_YOURS, require_manager
+from app.dashboard.pages import nodes_parts, parts
+from app.dashboard.pages.dialogs import confirmation, refusal
+from app.dashboard.pages.manage import require_manager
 from app.dashboard.pages.markup import NOTHING, Html, joined, tag
+from app.dashboard.pages.nodes_parts import LONGEST_HOST, LONGEST_NAME, Adding, Known
 from app.dashboard.pages.screen import Browser, Change, Drawn, Memo, Rows, Seen, part, piece, rows
-from app.discovery import Seen as Answered
 from app.discovery import browse
 from app.node_registry import Registry, link_name
 from app.view.nodes import NO_PRODUCER, Producer, producers
-from app.view.qualifications import History, history
+from app.view.qualifications import history
 from protocol.control.messages import Description
 from protocol.errors import BatonError, RequestError, TransferError
 from protocol.identity import Identity, identity_differences
@@ -36,11 +36,7 @@ from trust.secrets import Choice
 log = logging.getLogger(__name__)
 
 _AGE_S: Final = 5.0
-_LONGEST_HOST: Final = 260
-_LONGEST_NAME: Final = 64
 _UNREACHED: Final = ("down", "refused")
-
-_NUMBERS: Final = ("Largest difference", "Allowed")
 
 Action = Callable[[], Awaitable[str]]
 """Does what was confirmed; what to say of it."""
@@ -54,25 +50,6 @@ class _Serving:
 
     text: str
     lacks: bool = False
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A paired producer, and what is on record of it."""
-
-    peer: Peer
-    past: History | None
-
-
-@dataclass(frozen=True)
-class _Adding:
-    """The dialog in which a producer is added."""
-
-    host: str = ""
-    says: str = ""
-    wrong: BatonError | None = None
-    seen: tuple[Answered, ...] | None = None
-    busy: bool = False
 
 
 class NodesPage:
@@ -89,12 +66,12 @@ class NodesPage:
         self._nodes: Nodes | None = None
         self._identity: Identity | None = None
         self._address: str | None = None
-        self._known: Mapping[str, _Known] = {}
+        self._known: Mapping[str, Known] = {}
         self._reading: asyncio.Task[None] | None = None
         self._read_for: object = None
         self._asked: Action | None = None
         self._questions = 0
-        self._adding: _Adding | None = None
+        self._adding: Adding | None = None
 
     def draw(self, seen: Seen) -> Drawn:
         """Every part."""
@@ -109,7 +86,9 @@ class NodesPage:
             "nodes": memo.of(
                 "nodes", inputs, lambda: self._rows(producers(seen.snapshot, seen.now), seen)
             ),
-            "adding": memo.of("adding", (seen.may_manage,), lambda: _adding(seen.may_manage)),
+            "adding": memo.of(
+                "adding", (seen.may_manage,), lambda: nodes_parts.adding(seen.may_manage)
+            ),
         }
 
     def body(self, drawn: Drawn) -> Html:
@@ -153,7 +132,7 @@ class NodesPage:
         require_manager(browser)
         match does:
             case "add":
-                self._show_adding(_Adding(), browser)
+                self._show_adding(Adding(), browser)
             case "discover":
                 await self._discover(browser)
             case "pair":
@@ -223,7 +202,7 @@ class NodesPage:
         )
 
     async def _discover(self, browser: Browser) -> None:
-        adding = self._adding or _Adding()
+        adding = self._adding or Adding()
         self._show_adding(replace(adding, says="Asking the local network…", busy=True), browser)
         try:
             seen = tuple(await asyncio.to_thread(browse))
@@ -240,8 +219,8 @@ class NodesPage:
         if self._adding is None or self._adding.busy:
             return
         adding = self._adding
-        host = str(said.get("host") or "")[:_LONGEST_HOST].strip()
-        called = str(said.get("called") or "")[:_LONGEST_NAME].strip() or None
+        host = str(said.get("host") or "")[:LONGEST_HOST].strip()
+        called = str(said.get("called") or "")[:LONGEST_NAME].strip() or None
         pairing = replace(adding, says=f"Pairing with {host}…", wrong=None, busy=True)
         self._show_adding(pairing, browser)
         words = str(said.get("words") or "")[:MAX_TYPED].strip()
@@ -280,9 +259,9 @@ class NodesPage:
         target = node_pairing.target_of(host)
         return node_pairing.pair(registry, target, code, machine_name("mac"), called)
 
-    def _show_adding(self, adding: _Adding, browser: Browser) -> None:
+    def _show_adding(self, adding: Adding, browser: Browser) -> None:
         self._adding = adding
-        browser.tell([("open", _form(adding))])
+        browser.tell([("open", nodes_parts.form(adding))])
 
     def _peer(self, said: Mapping[str, Any]) -> Peer:
         known = self._known.get(str(said.get("nodeLink")))
@@ -315,8 +294,8 @@ class NodesPage:
         known = self._known.get(one.name)
         lacks = NOTHING
         if known is not None and one.lacks:
-            lacks = _lacks(one.lacks, self._sends(known.peer))
-        return _node(one, known, may_manage, lacks)
+            lacks = nodes_parts.lacks(one.lacks, self._sends(known.peer))
+        return nodes_parts.node(one, known, may_manage, lacks)
 
 
 def _described(peer: Peer) -> Description | BatonError:
@@ -346,19 +325,10 @@ def _serves(found: Description | BatonError, ours: Identity | None) -> _Serving:
     return _Serving(f"It serves {model}, and is being qualified.")
 
 
-def _lacks(text: str, command: Html) -> Html:
-    return tag(
-        "div",
-        tag("p", f"{text} To send it, in a terminal here:"),
-        tag("p", command),
-        class_="callout",
-    )
-
-
-def _on_record(opened: Callable[[], Registry]) -> Mapping[str, _Known]:
+def _on_record(opened: Callable[[], Registry]) -> Mapping[str, Known]:
     registry, now = opened(), time.time()
     return {
-        link_name(peer): _Known(peer, history(registry.verdict(peer), now))
+        link_name(peer): Known(peer, history(registry.verdict(peer), now))
         for peer in registry.peers.all().peers
     }
 
@@ -373,218 +343,3 @@ def _told(nodes: Nodes) -> object:
 
 def _say(*pieces: str) -> Change:
     return ("set", "nodes-told", part("nodes-told", "p", *pieces, role="status", class_="told"))
-
-
-def _adding(may_manage: bool) -> Html:
-    return part(
-        "adding",
-        "div",
-        tag(
-            "div",
-            tag(
-                "button",
-                "Add a producer",
-                type="button",
-                data_do="add",
-                class_="main",
-                disabled=not may_manage,
-            ),
-            class_="buttons",
-        ),
-        NOTHING if may_manage else NOT_YOURS,
-        class_="house",
-    )
-
-
-def _node(one: Producer, known: _Known | None, may_manage: bool, lacks: Html) -> Html:
-    name = known.peer.name if known is not None else one.called
-    return tag(
-        "article",
-        tag(
-            "div",
-            tag("h2", name),
-            parts.badge(one.state),
-            tag("code", one.name, class_="id") if name != one.name else NOTHING,
-            class_="badges",
-        ),
-        tag("p", one.line.removeprefix(f"{one.called}: "), class_="title"),
-        tag("p", one.detail, class_="none") if one.detail else NOTHING,
-        lacks,
-        parts.facts(one.facts, "facts two"),
-        tag("h3", parts.term("Latest qualification", "qualify")),
-        parts.facts(one.qualified, "facts two"),
-        joined(tag("h3", "Failures"), parts.facts(one.failures, "facts two"))
-        if one.failures
-        else NOTHING,
-        _history(known.past if known is not None else None),
-        _actions(one.name, may_manage)
-        if known is not None
-        else tag("p", "Not paired: the decoder was given it with --producer.", class_="none"),
-        class_="card node",
-        data_key=one.name,
-        data_node=name,
-        aria_label=name,
-    )
-
-
-def _actions(link: str, may_manage: bool) -> Html:
-    return tag(
-        "div",
-        *(
-            tag(
-                "button",
-                text,
-                type="button",
-                data_do=does,
-                data_node_link=link,
-                disabled=not may_manage,
-            )
-            for text, does in (
-                ("Qualify now", "qualify"),
-                ("New key", "rotate"),
-                ("Remove", "remove"),
-            )
-        ),
-        class_="buttons",
-    )
-
-
-def _history(past: History | None) -> Html:
-    if past is None:
-        return NOTHING
-    titles = ("When", "", "Rows", "Largest difference", "Allowed", "Found in")
-    return tag(
-        "details",
-        tag("summary", tag("b", f"Qualifications ({len(past.past)})")),
-        tag("p", tag("small", f"Here {past.here}; there {past.there}")),
-        tag(
-            "div",
-            tag(
-                "table",
-                tag(
-                    "thead",
-                    tag(
-                        "tr",
-                        *(
-                            tag(
-                                "th",
-                                name,
-                                scope="col",
-                                class_="number" if name in _NUMBERS else None,
-                            )
-                            if name
-                            else tag("td")
-                            for name in titles
-                        ),
-                    ),
-                ),
-                tag(
-                    "tbody",
-                    *(
-                        tag(
-                            "tr",
-                            tag("td", each.at),
-                            tag("td", tag("small", each.ago)),
-                            tag("td", parts.badge(each.rows)),
-                            tag("td", each.apart, class_="number"),
-                            tag("td", each.allowed, class_="number"),
-                            tag("td", each.where),
-                        )
-                        for each in past.past
-                    ),
-                ),
-                class_="cuts",
-            ),
-            class_="scroll",
-            tabindex="0",
-            role="group",
-            aria_label="Qualifications",
-        ),
-        class_="past",
-    )
-
-
-def _form(adding: _Adding) -> Html:
-    return dialog(
-        "Add a producer",
-        tag(
-            "form",
-            tag("p", "On the producer, ", tag("code", "baton produce --pair"), " shows six words."),
-            tag("label", "Address, or the name it answers with", for_="node-host"),
-            tag(
-                "input",
-                id="node-host",
-                name="host",
-                required=True,
-                maxlength=_LONGEST_HOST,
-                autofocus=True,
-                autocomplete="off",
-                spellcheck="false",
-                autocapitalize="none",
-            ),
-            tag(
-                "div",
-                tag(
-                    "button",
-                    "Look for producers",
-                    type="button",
-                    data_do="discover",
-                    disabled=adding.busy,
-                ),
-                _seen(adding.seen or ()),
-                class_="seen",
-            ),
-            tag("label", "Six words", for_="node-words"),
-            tag(
-                "input",
-                id="node-words",
-                name="words",
-                required=True,
-                maxlength=MAX_TYPED,
-                autocomplete="off",
-                spellcheck="false",
-                autocapitalize="none",
-            ),
-            tag("label", "What to call it (optional)", for_="node-called"),
-            tag(
-                "input",
-                id="node-called",
-                name="called",
-                maxlength=_LONGEST_NAME,
-                autocomplete="off",
-            ),
-            tag("p", adding.says, role="status", class_="none"),
-            problem(adding.wrong) if adding.wrong is not None else tag("div"),
-            tag(
-                "div",
-                tag("button", "Cancel", type="button", data_dismiss=True),
-                tag("button", "Pair", type="submit", class_="main", disabled=adding.busy),
-                class_="buttons end",
-            ),
-            data_do="pair",
-        ),
-    )
-
-
-def _seen(seen: tuple[Answered, ...]) -> Html:
-    return tag(
-        "ul",
-        *(
-            tag(
-                "li",
-                tag(
-                    "button",
-                    tag("b", one.name),
-                    tag("small", f"{one.host}, {one.model or 'no model'}"),
-                    type="button",
-                    data_fills="node-host",
-                    data_with=f"{one.host}:{one.pair}"
-                    if ":" not in one.host
-                    else f"[{one.host}]:{one.pair}",
-                    disabled=not one.pair,
-                    title=None if one.pair else "No code is open there",
-                ),
-            )
-            for one in seen
-        ),
-    )

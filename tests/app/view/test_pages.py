@@ -244,6 +244,12 @@ def test_requests_that_stand_apart_are_told_apart() -> None:
     assert found.text == "3 requests: 1 prefilling there, 2 decoding"
 
 
+def test_what_the_machine_does_for_nobody_is_not_lost_among_requests() -> None:
+    queued = msgspec.structs.replace(IN_HAND, stage="queued")
+    told = with_requests(IDLE, "qualifying", queued, IN_HAND)
+    assert headline(told, HERE).text.startswith("Qualifying ")
+
+
 def test_several_requests_are_counted() -> None:
     found = headline(with_requests(IDLE, "decoding", IN_HAND, IN_HAND), HERE)
     assert found.text == "Decoding, 2 requests"

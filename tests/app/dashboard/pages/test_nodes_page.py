@@ -151,7 +151,7 @@ async def test_a_producer_that_lacks_the_model_says_what_to_do(
     peer = SimpleNamespace(name="the attic", address=Address("10.0.0.1", 7431), record=None)
     snapshot = with_node(IDLE, state=state, reason=reason)
     name = snapshot.nodes.producers[0].name
-    monkeypatch.setattr(nodes, "_on_record", lambda _: {name: nodes._Known(cast(Any, peer), None)})
+    monkeypatch.setattr(nodes, "_on_record", lambda _: {name: nodes.Known(cast(Any, peer), None)})
     decoder = msgspec.structs.replace(IDLE.decoder, address="http://127.0.0.1:8123")
     told = msgspec.structs.replace(snapshot, decoder=decoder)
     page.draw(seen(told))
