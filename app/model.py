@@ -16,7 +16,7 @@ from app.terminal import err, out, print_json, step
 from app.view.standing import one_line
 from app.view.words import human_bytes
 from protocol.architectures import resolve
-from protocol.checkpoint import read_config, well_formed
+from protocol.checkpoint import read_config, require_known, well_formed
 from protocol.errors import ConfigError
 from protocol.halves import require
 
@@ -106,6 +106,7 @@ def describe(model: Path) -> dict[str, Any]:
     try:
         config = read_config(model)
         described["model_type"] = config.get("model_type")
+        require_known(model)  # before anything is made for each of its layers
         with well_formed():
             quantisation = config.get("quantization")
             described["quantisation"] = quantisation and quantisation["bits"]

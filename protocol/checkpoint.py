@@ -216,7 +216,7 @@ def _kind(config: dict[str, Any]) -> tuple[Architecture, dict[str, Any] | None]:
         found = resolve(config), _quantisation(config)
         # Before anything is made for each of them.
         layers = text_config(config).get("num_hidden_layers", 0)
-        if layers > MAX_LAYERS:
+        if not 0 <= layers <= MAX_LAYERS:
             raise ConfigError(
                 f"config.json speaks of {layers} layers",
                 reason="config_unreadable",

@@ -222,6 +222,27 @@ def test_a_name_that_is_no_utf_8_is_shown_replaced_and_told_escaped(tmp_path: Pa
     assert complained.decode() == f"no checkpoints in {tmp_path}/bad\ufffd/none\n"
 
 
+@pytest.mark.parametrize("layers", [10**30, 20_000_000, 4_999, -5])
+def test_a_config_of_layers_without_end_is_listed_at_once_as_refused(
+    checkpoint, tmp_path: Path, layers: int
+) -> None:
+    config = json.loads((checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    (found,) = json.loads(invoke("model", "list", str(tmp_path), "--json"))
+    assert found["refused"] == "config_unreadable"
+
+
+@pytest.mark.parametrize("bits", ["four", {"a": [1]}, 10**40, 7])
+def test_bits_that_no_model_has_are_refused_in_the_list(
+    checkpoint, tmp_path: Path, bits: object
+) -> None:
+    config = json.loads((checkpoint("llama") / "config.json").read_text())
+    quantised = {**config, "quantization": {"bits": bits, "group_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(quantised))
+    (found,) = json.loads(invoke("model", "list", str(tmp_path), "--json"))
+    assert found["refused"] in ("quantisation_unsupported", "config_unreadable")
+
+
 MALFORMED = {
     "empty": "",
     "cut": '{"model_type": "llama", "num_hid',

@@ -268,6 +268,7 @@ def test_a_configuration_that_cannot_be_read(text: str, copied: Path) -> None:
     [
         ("num_hidden_layers", "two"),
         ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", -5),
         ("quantization", {}),
         ("quantization", {"bits": 4}),
         ("num_attention_heads", 0),
