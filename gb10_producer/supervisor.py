@@ -176,7 +176,8 @@ class Supervisor:
             if again:
                 child.kill()  # asked twice: whoever asks does not want to wait
             elif first:
-                child.send_signal(number)
+                # Not Ctrl-C's: one that still imports would answer that with a traceback.
+                child.terminate()
                 self._kill_later(child)
 
         for number in _SIGNALS:

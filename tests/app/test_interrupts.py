@@ -24,7 +24,14 @@ from tests.ordinary import usual
     ("command", "delay_s"),
     usual(
         itertools.product(["serve", "produce", "demo"], [0.0, 0.1, 0.3, 0.6]),
-        [("serve", 0.0), ("serve", 0.3), ("produce", 0.1), ("demo", 0.0), ("demo", 0.6)],
+        [
+            ("serve", 0.0),
+            ("serve", 0.3),
+            ("produce", 0.1),
+            ("produce", 0.6),
+            ("demo", 0.0),
+            ("demo", 0.6),
+        ],
     ),
 )
 def test_ctrl_c_in_the_first_moments_is_no_traceback(
