@@ -50,8 +50,8 @@ def headline(snapshot: Snapshot | None, standing: Standing) -> Headline:
         return Headline(told[0].upper() + told[1:], tone)
     if one:
         text = f"{text}, {words.counted(len(one), 'request')}"
-    here = engine.doing not in ("loading", "qualifying")
-    if here and len({request.stage for request in one}) > 1:
+    apart = len({request.stage for request in one}) > 1
+    if apart and engine.doing not in ("loading", "qualifying"):
         text = f"{words.counted(len(one), 'request')}: {stages(one)}"
     return Headline(text, tone)
 
